@@ -38,6 +38,7 @@ PLAIN = "weft.fuse without templates"
 FLEX = "compile, FlexAttention"
 TRAINED, TRAINED_DEFAULT = "weft.fuse, training", "compile, SDPA, training"
 BY_WEFT, OF_TRAINING = (FUSED, PLAIN, CAPTURED, TRAINED), (TRAINED, TRAINED_DEFAULT)
+MASKS = ("causal", "sliding", "Longformer")
 LONG, MIDDLE, SHORT = (16, 2048), (8, 512), (1, 128)
 
 
@@ -58,12 +59,9 @@ WAVES = (
     | {f"{model} long": _long(model) for model in ("bert-base", "gpt2", "llama-1b")}
     | {
         "training": [("bert-base", LONG, how) for how in OF_TRAINING],
-        "masks": [
-            (f"bert-base, {mask}", LONG, how)
-            for mask in ("causal", "sliding", "Longformer")
-            for how in (FUSED, DEFAULT)
-        ],
-        "others": [(m, LONG, how) for m in ("ViT-base", "t5-base encoder", "bert-large") for how in (FUSED, DEFAULT)],
+        "masks": [(f"bert-base, {mask}", LONG, how) for mask in MASKS for how in (FUSED, DEFAULT)],
+        "others": [(m, LONG, how) for m in ("ViT-base", "t5-base encoder") for how in (FUSED, DEFAULT)],
+        "large": [("bert-large", LONG, how) for how in (FUSED, DEFAULT)],
         "more": [(m, LONG, FLEX) for m in ("bert-base", "llama-1b")]
         + [(m, size, DEFAULT) for m in ("bert-base", "gpt2", "llama-1b") for size in (MIDDLE, SHORT)],
     }
@@ -239,7 +237,7 @@ class Worker:
 
     def __init__(self, index, asked, logs):
         self.name = " ".join(map(str, LISTED[index]))
-        command = [sys.executable, __file__, "--worker", str(index)]
+        command = [sys.executable, "-X", "faulthandler", __file__, "--worker", str(index)]
         command += ["--try"] * asked.small + ["--profile"] * asked.profile
         self.log = logs / f"{index}.log"
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2"}
@@ -264,11 +262,13 @@ class Worker:
             return None
 
     def end(self, failed):
-        """Stop it; what it wrote is printed if it failed."""
+        """Stop it; what it wrote, and how it had ended, are printed if it failed."""
+        ended = self.process.poll()
         self.process.kill()
         self.process.wait()
         if failed:
-            print(f"#### {self.name}: no row", *self.log.read_text().splitlines()[-40:], sep="\n", flush=True)
+            how = "it was not done" if ended is None else f"it ended with {ended}"
+            print(f"#### {self.name}: no row, {how}", *self.log.read_text().splitlines()[-40:], sep="\n", flush=True)
 
 
 def run(indices, asked):

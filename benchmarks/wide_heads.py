@@ -32,8 +32,9 @@ from weft.bench.timing import Calls
 from weft.bench.worker import calls_of
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import Fixed
-from weft.planning.families import hopper
+from weft.planning.families import hopper, tile
 from weft.planning.problem import Problem
+from weft.planning.tiling import Direction
 from weft.target import Gpu
 from weft.testing.workloads import Workload, named
 from weft.torch import gpu
@@ -103,9 +104,13 @@ def _exchanged(call: Callable[[], Any]) -> Any:
 def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list[str]) -> Iterator[tuple[str, Any]]:
     """(name, what makes its calls)"""
     yield "weft", partial(own, workload, tensors, direction, ())
+    if workload.d == hopper.WIDEST_AT:
+        keys: Direction = "forward" if direction == "fwd" else "dkdv"
+        fixed = ((keys, tile.usual(keys, workload.problem("cuda"), 1, card())),)
+        yield "weft tiles", partial(own, workload, tensors, direction, fixed)
     if direction == "bwd":
         for tiling in hopper.SUMS:
-            if tiling == hopper.SUMMED or workload.d == hopper.CONFIGS_AT:
+            if tiling == hopper.sums_of(workload.problem("cuda")) and workload.d != hopper.WIDEST_AT:
                 name = f"weft summed {tiling.rows}x{tiling.cols}"
                 yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:

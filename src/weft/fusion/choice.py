@@ -19,12 +19,12 @@ from torch.fx import GraphModule
 
 from weft.fusion import evidence, kernels
 from weft.fusion.epilogues import Found
-from weft.fusion.kernels import Library, ProductSpec, ProjectionsSpec, Runnable
+from weft.fusion.kernels import ProductSpec, ProjectionsSpec, Runnable
 from weft.fusion.model import breaks_even
 from weft.fusion.nodes import hint, value
 from weft.fusion.segment import Tiling, flat, multiplied, prepared, weights_of
 from weft.fusion.settings import Settings
-from weft.fusion.timing import compiled_alone, in_turn, seconds_of
+from weft.fusion.timing import compiled_alone, in_turn, parameters_of, seconds_of
 from weft.fusion.whole import Settled
 from weft.kernels.gpu.gemm.config import ALIGNED, configs
 from weft.settings import interpreted
@@ -67,8 +67,7 @@ def choose(found: Found, settings: Settings) -> Choice:
         return Choice(some[0], "it was asked for")
     if torch.cuda.is_current_stream_capturing():
         return Choice(None, "a CUDA graph is captured, and nothing can be measured")
-    if kernels.by_library(found.spec):
-        some.append(Library())
+    some += kernels.libraries(found.spec)
     sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
     subject = evidence.subject_of(repr(found.spec), found.unfused.code, sizes, settings.inner)
     key = evidence.key_of(subject)
@@ -183,10 +182,13 @@ class _Measurement:
 
 
 def layer_seconds(module: GraphModule, values: list[Any]) -> float:
-    """Of a whole layer, compiled, in a CUDA graph that calls it on copies in turn, as a model has layers."""
+    """Of a whole layer, compiled, in a CUDA graph that calls it on copies of its weights, as a model has layers.
+
+    A mask is not copied: what attention decided for it holds for that tensor.
+    """
     with torch.no_grad():
         made = compiled_alone(module, values)
-        return seconds_of([partial(made, *some) for some in in_turn(values)])
+        return seconds_of([partial(made, *some) for some in in_turn(values, parameters_of(values))])
 
 
 def settle_once(

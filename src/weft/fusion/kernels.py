@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.fusion import cublaslt
 from weft.kernels.gpu.gemm.config import ALIGNED, Card, Config
 from weft.settings import interpreted
 from weft.torch import card
@@ -44,39 +45,74 @@ class ProjectionsSpec:
 
 @dataclass(frozen=True)
 class Library:
-    """cuBLASLt's own epilogue, in place of a tiling."""
+    """cuBLASLt's own epilogue, in place of a tiling. rank: of its algorithm, among those that it proposes."""
 
     name: str = "cuBLASLt's epilogue"
+    rank: int = 0
 
     def __str__(self) -> str:
-        return self.name
+        return self.name + (f", algorithm {self.rank + 1}" if self.rank else "")
 
 
-def by_library(spec: ProductSpec | ProjectionsSpec) -> bool:
-    """Whether cuBLASLt computes a product with what follows it: bias, and ReLU or GELU by tanh."""
-    if isinstance(spec, ProjectionsSpec) or spec.gated or spec.residual or not spec.biased:
-        return False
-    return spec.activation in ("relu", "gelu_tanh")
+def libraries(spec: ProductSpec | ProjectionsSpec) -> list[Library]:
+    """Ways in which cuBLASLt computes a product with what follows it: a residual with or without a bias; or a bias with
+    ReLU or GELU by tanh.
+    """
+    if isinstance(spec, ProjectionsSpec) or spec.gated:
+        return []
+    if spec.residual:
+        there = not spec.activation and cublaslt.library() is not None
+        return [Library(rank=rank) for rank in range(cublaslt.ALGORITHMS)] if there else []
+    return [Library()] if spec.biased and spec.activation in ("relu", "gelu_tanh") else []
 
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A call of cuBLASLt: x, weight and bias."""
+    """A call of cuBLASLt: x, weight, then as far as spec has them bias and residual."""
 
     spec: ProductSpec
     tensors: list[Tensor]
+    rank: int = 0
 
     def run(self) -> tuple[Tensor, ...]:
         """Make it; the result."""
+        x, weight, *_ = self.tensors
+        n = weight.shape[1 if self.spec.by_rows else 0]
+        out = self._added() if self.spec.residual else self._activated()
+        return (out.view(*x.shape[:-1], n),)
+
+    def _activated(self) -> Tensor:
         x, weight, bias = self.tensors
         factor = weight if self.spec.by_rows else weight.t()
         rows = x.reshape(-1, x.shape[-1])
-        out = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
-        return (out.view(*x.shape[:-1], factor.shape[1]),)
+        out: Tensor = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
+        return out
+
+    def _added(self) -> Tensor:
+        return cublaslt.product(*self._matrices(), self.spec.by_rows, self.rank)
+
+    def _matrices(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        x, weight, *more, residual = self.tensors
+        rows = x.reshape(-1, x.shape[-1])
+        return rows, weight, more[0] if more else None, residual.reshape(-1, residual.shape[-1])
 
     def compile(self) -> str:
-        """There is nothing to compile."""
-        return ""
+        """There is nothing to compile; why there is no such algorithm, "" if there is."""
+        if not self.spec.residual:
+            return ""
+        try:
+            count = cublaslt.proposed(*self._matrices(), self.spec.by_rows)
+        except RuntimeError as error:
+            return str(error)
+        return "" if self.rank < count else f"cuBLASLt proposes {count} algorithms"
+
+
+class Started(NamedTuple):
+    """A launch at known addresses: start(*told). kept: what `told` points into."""
+
+    start: Callable[..., Any]
+    told: tuple[Any, ...]
+    kept: Any
 
 
 @dataclass(frozen=True)
@@ -93,6 +129,36 @@ class Prepared:
         """Launch it; the results."""
         self.kernel[self.grid](*self.args, **self.options)
         return self.results
+
+    def started(self, stream: int) -> Started | None:
+        """The launch past Triton's own Python, which encodes descriptors anew each time; None where only `run` works.
+
+        It is for memory at these addresses, and compiles nothing after `run`.
+        """
+        from weft.torch import driver
+        from weft.torch.launcher import Box
+
+        if driver.library() is None:
+            return None
+        compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+        kinds = list(compiled.src.signature.values())  # of constants and of what is None, "constexpr"
+        told = [(kind, x) for kind, x in zip(kinds, self.args, strict=False) if kind != "constexpr"]
+        boxes = {at: Box(tuple(x.shape), tuple(x.strides)) for at, (_, x) in enumerate(told) if hasattr(x, "base")}
+        function = driver.function_of(compiled, self.results[0].device.index)
+        facts = compiled.metadata.tensordesc_meta or ()
+        if function is None or len(facts) != len(boxes):
+            return None
+        launch = driver.launch_of(function, [kind for kind, _ in told], boxes, facts)
+        if launch is None:
+            return None
+        values = [x.data_ptr() if isinstance(x, Tensor) else x for x in (getattr(x, "base", x) for _, x in told)]
+        return Started(*launch.told((*self.grid, 1, 1), stream, values), launch)
+
+    def reads_only(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all that it reads and writes lies in the memory of these tensors and its results."""
+        there = {x.untyped_storage().data_ptr() for x in (*tensors, *self.results)}
+        mine = (getattr(x, "base", x) for x in self.args)
+        return all(x.untyped_storage().data_ptr() in there for x in mine if isinstance(x, Tensor))
 
     def compile(self) -> str:
         """Have the kernel compiled; why it cannot be, "" if it can."""

@@ -6,7 +6,7 @@ It is for inference: rewriting puts it into graphs without gradients alone, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -17,26 +17,30 @@ from torch.fx import GraphModule
 
 from weft.fusion import kernels
 from weft.fusion.by_name import ByName
-from weft.fusion.kernels import Library, LibraryCall, ProductSpec, ProjectionsSpec, Runnable
+from weft.fusion.kernels import Library, LibraryCall, Prepared, ProductSpec, ProjectionsSpec, Runnable, Started
 from weft.kernels.gpu.gemm.config import Config
+from weft.torch.masks import is_capturing
 from weft.torch.operator import LIB, TAGS
 
 LIB.define("fused_segment(Tensor[] tensors, str name) -> Tensor[]", tags=TAGS[:2])  # a capture may hold it
 
 
 Tiling = Config | Library
+KEPT = 1024  # launches of a segment
 
 
 @dataclass(eq=False)
 class Fused:
     """One segment, for all places where it stands alike.
 
-    unfused: (*tensors) -> its results as the graph has them. config: how its kernel is tiled, or whose it is.
+    unfused: (*tensors) -> its results as the graph has them. config: how its kernel is tiled, or whose it is. launches:
+    by the addresses and sizes of calls, which allocators repeat; None where a call's cannot be kept.
     """
 
     spec: ProductSpec | ProjectionsSpec
     unfused: GraphModule
     config: Tiling
+    launches: dict[tuple[Any, ...], Started | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def name(self) -> str:
@@ -63,7 +67,7 @@ def prepared(
     given = list(tensors)
     if isinstance(config, Library):
         assert isinstance(spec, ProductSpec)
-        return LibraryCall(spec, given)
+        return LibraryCall(spec, given, config.rank)
     if isinstance(spec, ProductSpec):
         return kernels.product(spec, config, given, results)
     if spec.tables:
@@ -77,9 +81,39 @@ registered = _fused.registered
 
 def _forward(tensors: list[Tensor], name: str) -> list[Tensor]:
     one = _fused.named(name)
+    if not tensors[0].is_cuda or isinstance(one.config, Library):
+        return _first(one, tensors, None)
+    from weft.torch.bind import watched
+
+    out = _room(one.spec, tensors)
+    key = _addresses(one, tensors, out)
+    found = one.launches.get(key)
+    if found is None or watched():
+        return _first(one, tensors, (key, out))
+    found.start(*found.told)
+    return [out]
+
+
+def _addresses(one: Fused, tensors: Sequence[Tensor], out: Tensor) -> tuple[Any, ...]:
+    """All that a launch is made of."""
+    key: list[Any] = [torch._C._cuda_getCurrentRawStream(out.device.index), one.config]
+    for x in (out, *tensors):
+        key += (x.data_ptr(), x.shape, x.stride(), x.dtype)
+    return tuple(key)
+
+
+def _first(one: Fused, tensors: list[Tensor], at: tuple[tuple[Any, ...], Tensor] | None) -> list[Tensor]:
+    """The results of a call whose launch is not known. at: by what it is found the next time, and room for results."""
     if not tensors[0].numel() or kernels.reason_against(multiplied(one.spec, tensors), weights_of(one.spec, tensors)):
         return one.as_in_graph(tensors)  # other sizes or strides than the graph was traced with
-    return list(prepared(one.spec, one.config, tensors).run())
+    made = prepared(one.spec, one.config, tensors, None if at is None else [at[1]])
+    found = list(made.run())
+    if at is not None and isinstance(made, Prepared) and at[0] not in one.launches and not is_capturing():
+        if len(one.launches) >= KEPT:
+            one.launches.clear()
+        stream = at[0][0]
+        one.launches[at[0]] = made.started(stream) if made.reads_only(tensors) else None
+    return found
 
 
 def multiplied(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> list[Any]:
@@ -94,10 +128,14 @@ def weights_of(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> l
     return list(tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1 : 2 + spec.gated])
 
 
+def _room(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Tensor]) -> Tensor:
+    """For results."""
+    x, weights = tensors[0], tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1:2]
+    return x.new_empty((*x.shape[:-1], sum(w.shape[1 if spec.by_rows else 0] for w in weights)))
+
+
 def _fake(tensors: list[Tensor], name: str) -> list[Tensor]:
-    spec, x = _fused.named(name).spec, tensors[0]
-    weights = tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1:2]
-    return [x.new_empty((*x.shape[:-1], sum(w.shape[1 if spec.by_rows else 0] for w in weights)))]
+    return [_room(_fused.named(name).spec, tensors)]
 
 
 LIB.impl("fused_segment", _forward, "CompositeExplicitAutograd")

@@ -87,13 +87,13 @@ class Bound:
     def _run(self, given: Tensors, scalars: tuple[int, ...]) -> list[torch.Tensor]:
         if self.gpu is None:
             return self._interpreted(given, scalars)
-        if self.plain and not _hooked():
+        if self.plain and not watched():
             return self._launched([*map(ADDRESS, given)])
         if is_capturing():
             CAPTURED.add(self)
         tensors = [*given, *self._made()]
         values = (*map(ADDRESS, tensors), *scalars, *self.constants)
-        stream, hooked = self.stream(self.gpu), _hooked()  # type: ignore[misc]
+        stream, hooked = self.stream(self.gpu), watched()  # type: ignore[misc]
         for step in self.steps:
             step(tensors, values, stream, hooked)
         return tensors[len(given) : len(given) + len(self.outputs)]
@@ -110,7 +110,7 @@ class Bound:
 
     def at_addresses(self, at: list[int]) -> list[torch.Tensor] | None:
         """The outputs of a plain program on the current GPU for memory at these addresses; None where more is to do."""
-        if self.gpu != current_gpu() or _hooked():
+        if self.gpu != current_gpu() or watched():
             return None
         return self._launched(at)
 
@@ -309,7 +309,7 @@ def _stream_of() -> Any:
     return torch._C._cuda_getCurrentRawStream
 
 
-def _hooked() -> bool:
+def watched() -> bool:
     """Whether a profiler wants to be told of launches."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

@@ -137,7 +137,7 @@ def _backward(call: Call, tensors: Arrays, rows: Arrays) -> list[Array]:
         sinks, lse = rows["sinks"].astype(jnp.float32)[None, :, None], tensors["lse"]
         share = jnp.where(lse == -jnp.inf, 0.0, jnp.exp(jnp.minimum(sinks - lse, 0.0)))  # lse is rounded
         found.append(-(share * made["delta"]).sum(2))
-    return found + gradients_of_tables(options, _tables(rows), made, call.problem.m)
+    return found + gradients_of_tables(options, _tables(rows), made, call.plan)
 
 
 def _operator(call: Call, program: Callable[[Call, Arrays, Arrays], list[Array]]) -> Callable[..., Any]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.kernels.gpu.hopper.config import config_of
+from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.spec import SHORT_DTYPES, KernelSpec
 from weft.planning.problem import Problem
-from weft.planning.tma import TmaExtent
+from weft.planning.tma import Extent, GridExtent
 
 KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
 VALUES = ("V", "Out", "DOut", "DV")  # as wide as values are
@@ -29,7 +30,10 @@ OF_SUMS = (("DQ", 1),)
 
 @dataclass(frozen=True)
 class Box:
-    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, dim, in elements."""
+    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, dim, in elements.
+
+    Of a grid of two axes these are places and lanes. Of three, batch rows and heads are one axis.
+    """
 
     name: str
     tensor: str
@@ -38,7 +42,7 @@ class Box:
 
 
 def boxes(
-    which: Which, names: Sequence[str], found: Sequence[TmaExtent], problem: Problem,
+    which: Which, names: Sequence[str], found: Sequence[Extent], problem: Problem,
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
     """names: of the descriptors. found: what each side's reach. strides: batch, head, token, dim, in elements."""
@@ -46,8 +50,15 @@ def boxes(
     for (tensor, side), name in zip(which, names, strict=True):
         reach, (batch, head, token, _) = found[side], strides[tensor]
         heads = problem.kv_heads if tensor in KEYS else problem.q_heads
-        place, lane = reach.first
         width = problem.dv if tensor in VALUES else problem.d
+        if isinstance(reach, GridExtent):
+            tokens = tuple(token * step for step in row_major(reach.shape))
+            one_axis = len(reach.shape) > 2
+            sizes = (problem.batch * heads,) if one_axis else (problem.batch, heads)
+            steps = (head if heads > 1 else batch,) if one_axis else (batch, head)
+            made.append(Box(name, tensor, (*sizes, *reach.shape, width), (*steps, *tokens, 1)))
+            continue
+        place, lane = reach.first
         shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, width)
         made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
@@ -70,6 +81,10 @@ def box_kind(name: str, spec: KernelSpec) -> str:
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
     if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
         return _box_kind("float32", [1, 1, config.columns, 1, config.width // config.consumers])
+    if spec.boxes:
+        box = config.key_box if tensor in KEYS else config.own_box
+        ones = [1] * (4 - len(box))
+        return _box_kind(spec.dtype, [*ones, *box, config.width_v if tensor in VALUES else config.width])
     if spec.of_keys:
         places = config.consumers * config.rows if tensor in KEYS else config.columns
     else:

@@ -13,7 +13,7 @@ from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import LoopNest
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.tiling.gpu import FAR, more_run
-from weft.planning.tma import extents
+from weft.planning.tma import extents, grid_extents
 from weft.planning.work import Work, slots_of, works
 from weft.target import Gpu
 
@@ -23,17 +23,21 @@ CONFIGS: dict[Direction, Tiling] = {
     "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
 }
 WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
+WIDEST = Tiling(128, 64, 8, 2, 168, False, 2)  # and at D=256, where nothing is timed: its rates follow those of D=128
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(65, 128), "bfloat16", WIDE),
     (range(65, 128), "float16", WIDE),
+    (range(129, 256), "bfloat16", WIDEST),
+    (range(129, 256), "float16", WIDEST),
 )
-CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
+APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dV and of dK at D=256, each in a launch of its own
+CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
-SUMS = {SUMMED: 225_440, SUMMED_NARROW: 229_536}
+SUMS = {SUMMED: 231_056, SUMMED_NARROW: 215_696}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
@@ -81,25 +85,38 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return _no_kernel(asked.direction, asked.problem, asked.gpu)
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
+    if asked.rank > 1:
+        return _no_grid(asked, config)
     nest = line_of(asked, config)
     if nest is None:
         return "it is not one loop nest of lines with one clipped bound a side, of tokens as they come"
     if len(nest.parts) > MOST_TERMS[asked.direction] or more_run(nest) is not None:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
-    if asked.direction == "forward" and extents(nest) is None:
-        return "descriptors would reach keys that no query sees"
-    return _no_order(_counted(asked, config), has_row_bounds(config))
+    if (asked.direction == "forward" or has_row_bounds(config)) and extents(nest) is None:
+        return "descriptors would reach tokens that nobody sees"
+    counted = _counted(asked, config)
+    return _no_order(counted, has_row_bounds(config)) or ("" if named is not None else _uneven(counted, config))
+
+
+def _no_grid(asked: Pass, config: Tiling) -> str:
+    """Why there is no kernel for a grid; "" where there is."""
+    plan, problem = asked.planned(config), asked.problem
+    if asked.direction != "forward" or not has_row_bounds(config):
+        return f"its kernels of grids are forwards at D={WIDE_AT}"
+    if len(plan.nests) != 1 or plan.blocks is not None or len(plan.nests[0].parts) > 1:
+        return "it is not one loop nest of one term"
+    if grid_extents(plan.nests[0]) is None:
+        return "its tokens are not one grid as it comes, or boxes of keys would reach what no query sees"
+    if asked.rank > 2 and problem.group > 1:
+        return "descriptors of three axes have one for batch rows and heads, and heads share keys"
+    return _no_order(_counted(asked, config), True)
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
-    """The one of the direction. At D=64 only where programs are about as long as each other, since blocks are exchanged
-    at wide heads alone (`tables.tile_scheduler`).
-    """
+    """The one of the direction."""
     config = config_of(asked.direction, asked.problem, asked.gpu)
     assert config is not None, "reasons_against comes before"
-    (work,) = _counted(asked, config)
-    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
-        yield asked.alike(config).ways
+    yield asked.alike(config).ways
 
 
 def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
@@ -112,7 +129,8 @@ def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     if _no_kernel(direction, problem, gpu):
         return None
-    return WIDE if max(problem.d, problem.dv) > CONFIGS_AT else CONFIGS[direction]
+    widest = APART if direction == "dkdv" else WIDEST
+    return {CONFIGS_AT: CONFIGS[direction], WIDE_AT: WIDE, WIDEST_AT: widest}[problem.d]
 
 
 def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
@@ -128,7 +146,7 @@ def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration that kernels of one direction are offered beside: of dQ, which has none, the forward's."""
     config = config_of("forward" if direction == "dq" else direction, problem, gpu)
-    return None if direction == "dq" and config == WIDE else config
+    return None if direction == "dq" and config != CONFIGS["forward"] else config
 
 
 def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
@@ -137,13 +155,13 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
         return "there is no such kernel of dQ alone"
     if not on_hopper(gpu):
         return f"{gpu.name} is no Hopper card"
-    if (problem.d, problem.dv) not in ((CONFIGS_AT,) * 2, (WIDE_AT,) * 2):
-        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT}"
+    if problem.d != problem.dv or problem.d not in (CONFIGS_AT, WIDE_AT, WIDEST_AT):
+        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT} and {WIDEST_AT}"
     if direction == "dkdv" and problem.d == WIDE_AT:
-        return f"its kernels of dK and dV are for D={CONFIGS_AT}"
+        return f"its kernels of dK and dV are for D={CONFIGS_AT} and {WIDEST_AT}"
     if DTYPES[problem.dtype] != 2:
         return f"its kernels are not for {problem.dtype}"
-    return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
+    return "heads share keys" if direction == "dkdv" and problem.d == CONFIGS_AT and problem.group > 1 else ""
 
 
 def line_of(asked: Pass, config: Tiling) -> LoopNest | None:
@@ -162,6 +180,16 @@ def line_of(asked: Pass, config: Tiling) -> LoopNest | None:
 
 def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
     return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
+
+
+def _uneven(counted: tuple[Work, ...], config: Tiling) -> str:
+    """Why programs would end at different times. Blocks are sorted by length at wide heads alone, where tables hold the
+    bounds of rows (`tables.tile_scheduler`).
+    """
+    (work,) = counted
+    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
+        return ""
+    return f"its longest program has more than {EVEN} times the mean of tiles, and blocks are not sorted by length"
 
 
 def _no_order(counted: tuple[Work, ...], row_bounds: bool) -> str:

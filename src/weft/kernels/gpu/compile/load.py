@@ -47,7 +47,7 @@ def signature(spec: KernelSpec) -> dict[str, str]:
         if name == "Tables":
             kinds[name] = "*i32"
         elif name == "Stats":
-            kinds[name] = "*bf16"
+            kinds[name] = "*fp32" if spec.stats32 else "*bf16"
         elif name == "Seed":
             kinds[name] = "*i64"
         elif name in DROPPING:

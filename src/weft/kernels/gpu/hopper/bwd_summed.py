@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0913, SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+# ruff: noqa: PLR0913 - kernels take as many arguments as they need, and Gluon is not all of Python
 """All gradients in one walk over queries for each block of keys: dQ is added in memory, in no fixed order.
 
 A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
@@ -27,13 +27,23 @@ from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
+from weft.kernels.gpu.hopper.ops.layouts import (
+    accumulator,
+    boxes,
+    by_rows,
+    exchanged,
+    first_factor,
+    flat,
+    line,
+    matrix,
+    tiles,
+)
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
-STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
+PAIR = gl.constexpr(constants.PAIR)  # numbers of a query that its scores subtract
 DS = gl.constexpr(2)  # tiles of what dQ is made of
 LANES = gl.constexpr(32)
 
@@ -42,9 +52,8 @@ LANES = gl.constexpr(32)
 class Summed:
     """The kernel's arguments, shared memory and channels.
 
-    k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: dS of two tiles. ones: factors that add lse
-    and delta to products, of each consumer; `stats` has them as sums of bfloat16 numbers, see `constants.STATS`. sums:
-    the dQ of a tile, each consumer's columns.
+    k: two blocks'; v: one block's. q, do, stats: the ring of tiles that are walked; stats has -lse / scale of a
+    tile's queries, then -delta. ds: dS of two tiles. sums: the dQ of a tile, each consumer's columns.
 
     keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
     tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
@@ -61,7 +70,6 @@ class Summed:
     do: gl.shared_memory_descriptor
     stats: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor
-    ones: gl.shared_memory_descriptor
     sums: gl.shared_memory_descriptor
     keys: Channel
     values: Channel
@@ -85,7 +93,7 @@ class Summed:
 @gluon.jit
 def load_queries(i, j, at, run, rows, state):
     """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
-    tile, places of the numbers of one, and the step between rows.
+    tile, and the step between them.
     """
     cfg: gl.constexpr = state.cfg
     queries = state.queries
@@ -95,31 +103,34 @@ def load_queries(i, j, at, run, rows, state):
     where = [at[0], at[1], run.place + first, run.lane, 0]
     tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
     tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
-    r, numbers, step = rows
+    r, step = rows
     row = (first + gl.minimum(r, run.count - 1 - first)) * step
     if cfg.counted:  # places are tokens, and a run may begin before the first
         row = gl.maximum(row, -run.place)
-    more = gl.expand_dims(row * STATS, 1) + numbers
-    async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
+    for n in gl.static_range(PAIR):
+        async_copy.async_copy_global_to_shared(state.stats.index(PAIR * stage + n), at[2] + row * PAIR + n)
     queries.commit(i)
 
 
 @gluon.jit
 def load_side(t, where, side, box, to):
-    """Ask for the keys of block t, or for their values, once those of the block before are not read any more."""
+    """Ask for the keys of block t, or for their values, once their place is not read any more."""
     side.acquire(t)
     side.expect(t, box.block_type.nbytes)
-    tma.async_copy_global_to_shared(box, where, side.full.index(0), to.index(0))
+    stage = side.stage(t)
+    tma.async_copy_global_to_shared(box, where, side.full.index(stage), to.index(stage))
 
 
 @gluon.jit
 def producer(state, CHAINED: gl.constexpr):
-    """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys."""
+    """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys.
+
+    They are asked for in the order in which their places become free. A block's keys come while the block before is
+    walked, its values after its first tile.
+    """
     cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
-    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
-    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
-    scheduler, keys = state.scheduler, state.keys
+    r = gl.arange(0, cfg.columns, layout=line(1, cfg.producer_warps))
+    scheduler = state.scheduler
     here = scheduler.part()
     origin, step = gl.load(here), gl.load(here + PART)
     i = 0
@@ -131,34 +142,30 @@ def producer(state, CHAINED: gl.constexpr):
         run = run_of(item, 0, 1)
         first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
         where = [batch, kv_head, place, lane, 0]
-        load_side(t, where, state.values, state.v_box, state.v)  # first, since they are free first
-        load_side(t, where, keys, state.k_box, state.k)
+        n = tiles_of(run.count, cfg.columns)
+        if n > 0:
+            load_side(t, where, state.keys, state.k_box, state.k)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
         for h in range(0, share):
             row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
-            at = (batch, head + h, state.Stats + row * STATS)
-            for j in range(0, tiles_of(run.count, cfg.columns)):
-                load_queries(i, j, at, run, (r, numbers, step), state)
+            at = (batch, head + h, state.Stats + row * PAIR)
+            for j in range(0, n):
+                load_queries(i, j, at, run, (r, step), state)
+                if (h | j) == 0:
+                    load_side(t, where, state.values, state.v_box, state.v)
                 i += 1
-        t += 1
+        t += gl.minimum(n, 1)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds for a block: its rows of K and V, its dims of all keys, and bounds of its rows.
-
-    It also holds which tiles no bound cuts.
-    """
+    """What a consumer holds of a block's memory: its rows of K and V, and its dims of all keys."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     k_dims: gl.shared_memory_descriptor
-    low: gl.tensor
-    high: gl.tensor
-    below: gl.tensor
-    beyond: gl.tensor
 
 
 @aggregate
@@ -196,7 +203,28 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
 
 
 @gluon.jit
-def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
+def own_of(t, consumer_id: gl.constexpr, state):
+    """What the consumer holds of the memory of block t."""
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
+    k, v = matrix(state.k.index(state.keys.stage(t))), matrix(state.v.index(0))
+    mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
+    return Own(mine_k, mine_v, k.slice(consumer_id * DIMS, DIMS, dim=1))
+
+
+@gluon.jit
+def less(stats, a, b, layout: gl.constexpr):
+    """Ask for a @ b, to which a number of each column is added. stats: these numbers."""
+    ROWS: gl.constexpr = a.shape[0]
+    COLUMNS: gl.constexpr = b.shape[1]
+    numbers = gl.expand_dims(stats.load(gl.SliceLayout(0, layout)), 0)
+    begun, _ = gl.broadcast(numbers, gl.zeros([ROWS, COLUMNS], gl.float32, layout))
+    return warpgroup_mma(a, b, begun, is_async=True)
+
+
+@gluon.jit
+def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
 
     dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
@@ -205,22 +233,18 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
     TILE: gl.constexpr = cfg.columns
     layout: gl.constexpr = accumulator(TILE)
     at = state.queries.stage(i)
-    none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
+    q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
     state.queries.wait(i)
-    stats = state.stats.index(at).permute((1, 0))
-    x = warpgroup_mma(state.ones.index(2 * consumer_id), stats, none, use_acc=False, is_async=True)
-    x = warpgroup_mma(own.k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
-    y = warpgroup_mma(state.ones.index(2 * consumer_id + 1), stats, none, use_acc=False, is_async=True)
-    y = warpgroup_mma(own.v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
-    x = warpgroup_mma_wait(2, (x,))
-    if (j < own.below) | (j >= own.beyond):
+    x = less(state.stats.index(PAIR * at), own.k, q.permute((1, 0)), layout)
+    y = less(state.stats.index(PAIR * at + 1), own.v, do.permute((1, 0)), layout)
+    x = warpgroup_mma_wait(1, (x,))
+    if (j < block.below) | (j >= block.beyond):
         columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-        words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
+        words, bit = mask_words(block.low - j * TILE, block.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
     p = gl.exp2(x * (state.scale * LOG2E))
     dtype: gl.constexpr = state.q.dtype
-    weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
-    dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
+    dv = warpgroup_mma(gl.convert_layout(p.to(dtype), first_factor(cfg.width_v)), do, dv, is_async=True)
     y = warpgroup_mma_wait(1, (y,))
     ds = (p * y).to(dtype)
     state.used.wait_before(i)
@@ -262,10 +286,11 @@ def odd_rows_exchanged(x):
 
 @gluon.jit
 def leave_dq(i, dq, consumer_id: gl.constexpr, state):
-    """Leave the consumer's channels of the dQ of tile i of the ring for who adds it to memory."""
+    """Leave the consumer's dims of the dQ of tile i of the ring for who adds it to memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
     COLUMNS: gl.constexpr = dq.type.shape[1]
-    dq = odd_rows_exchanged(dq)
+    state.used.arrive(i)
+    dq = odd_rows_exchanged(dq * state.scale)
     state.taken.wait_before(i)
     state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
     fence_async_shared()
@@ -273,49 +298,35 @@ def leave_dq(i, dq, consumer_id: gl.constexpr, state):
 
 
 @gluon.jit
-def walk(t, i, tiles, consumer_id: gl.constexpr, own, sums, state):
-    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. tiles: of a head, and of
-    all. Its values are given back as soon as nothing reads them.
+def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
+    """(the last tile, dK, dV) over block t's tiles of queries of all heads that share its keys. i: the first tile. dQ
+    of the last tile is left to do. Values are given back as soon as nothing reads them.
     """
-    n, all = tiles
+    n = block.tiles
     dk, dv = sums
-    for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
-        dv, ds = ask_dv(i, 0, consumer_id, own, dv, state)
-        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
+    dv, ds = ask_dv(i, 0, consumer_id, own, block, dv, state)
+    dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
+    state.queries.release(i)
+    j = 0
+    for _ in range(1, n * block.share):
+        i = opaque(i) + 1
+        j = opaque(gl.where(j + 1 == n, 0, j + 1))
+        dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state)
+        dq = ask_dq(i - 1, own, state)
+        dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
+        dv, dq = warpgroup_mma_wait(1, (dv, dq))
+        leave_dq(i - 1, dq, consumer_id, state)
+        dk = warpgroup_mma_wait(0, (dk,))
         state.queries.release(i)
-        j = 0
-        for _ in range(1, all):
-            i = opaque(i) + 1
-            j = opaque(gl.where(j + 1 == n, 0, j + 1))
-            dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
-            dq = ask_dq(i - 1, own, state)
-            dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
-            dv, dq = warpgroup_mma_wait(1, (dv, dq))
-            state.used.arrive(i - 1)
-            leave_dq(i - 1, dq, consumer_id, state)
-            dk = warpgroup_mma_wait(0, (dk,))
-            state.queries.release(i)
-        state.values.release(t)
-        dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
-        state.used.arrive(i)
-        leave_dq(i, dq, consumer_id, state)
-        i += 1
-    if n == 0:
-        state.values.release(t)
+    state.values.release(t)
     return i, dk, dv
 
 
 @gluon.jit
-def leave_ones(consumer_id: gl.constexpr, state):
-    """Leave in shared memory what adds the numbers of lse, or of delta, to a product, for the consumer alone."""
-    cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(STATS, 4)
-    stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
-    every = gl.expand_dims(gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)), 1) >= 0
-    state.ones.index(2 * consumer_id).store(gl.where((stat < STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
-    state.ones.index(2 * consumer_id + 1).store(gl.where((stat >= STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
-    fence_async_shared()
-    debug_barrier()  # of its warps
+def rows_of(block, state):
+    """Where a block's keys are."""
+    origin, pace = state.scheduler.rows()
+    return Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
 
 
 @gluon.jit
@@ -337,38 +348,39 @@ def consumer(consumer_id: gl.constexpr, state):
     """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
     none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
-    leave_ones(consumer_id, state)
-    scheduler, keys = state.scheduler, state.keys
-    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
-    mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
+    scheduler = state.scheduler
     i = 0
     t = 0
     block = block_of(gl.program_id(0), consumer_id, r, state)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        columns = k.slice(consumer_id * DIMS, DIMS, dim=1)
-        own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond)
-        keys.wait(t)
-        state.values.wait(t)
-        if cfg.counted:
-            if block.height < cfg.consumers * ROWS:
-                clear_rows(mine_k, block.height, consumer_id)
-                clear_rows(mine_v, block.height, consumer_id)
+        some = gl.minimum(block.tiles, 1)
+        for _ in range(0, some):  # a branch: a loop of at most one turn
+            own = own_of(t, consumer_id, state)
+            state.keys.wait(t)
+            state.values.wait(t)
+            if cfg.counted and block.height < cfg.consumers * ROWS:
+                clear_rows(own.k, block.height, consumer_id)
+                clear_rows(own.v, block.height, consumer_id)
                 fence_async_shared()
                 debug_barrier()  # of its warps; `ready` keeps the other consumer from the keys until then
-        i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
-        keys.release(t)
-        # asked for before results are written
-        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
-        origin, pace = scheduler.rows()
-        rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
-        store_rows(dk * state.scale, state.DK, rows, consumer_id)
-        store_rows(dv, state.DV, rows, consumer_id)
-        block = after
-        t += 1
+            i, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
+            dq = ask_dq(i, own, state)
+            state.used.wait_before(i + 1)  # what results pass through
+            room = state.ds.index((i + 1) & (DS - 1)).slice(consumer_id * ROWS, ROWS, dim=0)
+            store_through(room, dk * state.scale, state.DK, rows_of(block, state), consumer_id)  # meanwhile
+            store_through(room, dv, state.DV, rows_of(block, state), consumer_id)
+            dq = warpgroup_mma_wait(0, (dq,))
+            state.keys.release(t)
+            leave_dq(i, dq, consumer_id, state)
+            i += 1
+        if some == 0:
+            store_zeros(ROWS, cfg.width, state.DK, rows_of(block, state), consumer_id)
+            store_zeros(ROWS, cfg.width_v, state.DV, rows_of(block, state), consumer_id)
+        t += some
+        block = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
 
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
@@ -403,15 +415,14 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     sizes: (heads of queries, queries, scale).
     """
     CONSUMERS: gl.constexpr = cfg.consumers
-    k, v = boxes(read[0], 1), boxes(read[1], 1)
+    k, v = boxes(read[0], cfg.key_stages), boxes(read[1], 1)
     q, do = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
-    stats = tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
+    stats = gl.allocate_shared_memory(gl.float32, [cfg.stages * PAIR, cfg.columns], flat(1))
     ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
-    ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
     sums = boxes(outputs[2], CONSUMERS)
     fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     state = Summed(
-        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
+        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, sums, channel(cfg.key_stages, 1, CONSUMERS),
         channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
         ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
         outputs[2],

@@ -83,17 +83,17 @@ def begin(C: tl.constexpr, scores, rows, tile):
             found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured, apart)
         else:
             found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured)
-        begun = found[0] * (1.0 / scores.scale), _others(found)
+        begun = found[0] * (1.0 / scores.scale), others(found)
     return begun
 
 
 @triton.jit
-def _others(found):
+def others(found):
     """All that a fragment gave but the first."""
-    others = ()
+    more = ()
     for n in tl.static_range(1, len(found)):
-        others += (found[n],)
-    return others
+        more += (found[n],)
+    return more
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def _by_functions(C: tl.constexpr, product, scores, rows, tile):
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured, _apart(C, rows, tile))
     else:
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured)
-    return found[0] * LOG2E, (capped, _others(found))
+    return found[0] * LOG2E, (capped, others(found))
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """dQ by tiles of queries, dK and dV by tiles of keys, and what the former leave for the latter.
 
-Stats (B, Hq, M, 16) holds in columns 0 to 7 numbers whose sum is -lse / scale, in the others -delta.
+Stats (B, Hq, M, 16) holds in columns 0 to 7 numbers whose sum is -lse / scale, in the others -delta. With `stats32` it
+is (B, Hq, M, 2).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.constants import PAIR, STATS
 from weft.kernels.gpu.oracle import entries
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -45,17 +46,19 @@ def _row_numbers(call: Call, owner: Owner, rows: Ints) -> tuple[Reals, Reals]:
         call.flat("Delta").store(delta, at)
     lse = _without_keys(call, lse)
     if spec.folded:
-        stats = np.zeros((rows.size, STATS))
-        stats[:, 0], stats[:, 8] = -lse / call.real("scale"), -delta
-        call.flat("Stats", STATS).store(stats, at)
+        width = PAIR if spec.stats32 else STATS
+        stats = np.zeros((rows.size, width))
+        stats[:, 0], stats[:, width // 2] = -lse / call.real("scale"), -delta
+        call.flat("Stats", width).store(stats, at)
     return lse, delta
 
 
 def subtracted(call: Call, at: Ints) -> tuple[Reals, Reals]:
     """(lse, delta) of queries as kernels of keys read them; at: their numbers among all."""
     if call.spec.folded:
-        stats = call.flat("Stats", STATS).load(at)
-        return -stats[:, :8].sum(1) * call.real("scale"), -stats[:, 8:].sum(1)
+        width = PAIR if call.spec.stats32 else STATS
+        stats = call.flat("Stats", width).load(at)
+        return -stats[:, : width // 2].sum(1) * call.real("scale"), -stats[:, width // 2 :].sum(1)
     lse = call.flat("Lse").load(at)
     known = _without_keys(call, lse) if call.spec.rank > 1 or call.spec.rules else lse
     return known, call.flat("Delta").load(at)

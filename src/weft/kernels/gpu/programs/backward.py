@@ -13,12 +13,13 @@ from typing import Literal
 
 from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import chained, for_card
-from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.constants import PAIR, STATS
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
 from weft.kernels.gpu.hopper.launch import FusedLaunches
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
+from weft.kernels.gpu.programs.components import components_backward
 from weft.kernels.gpu.programs.launches import (
     Bindings,
     Packed,
@@ -30,7 +31,7 @@ from weft.kernels.gpu.programs.launches import (
 from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics, with_dropout
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families import fused_backward, one_kernel
+from weft.planning.families import components, fused_backward, one_kernel
 from weft.planning.families.fused_backward import FusedBackward
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -48,6 +49,8 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     """
     refuse_atomics(plan, layout, options)
     family = select.gradients(plan, layout, options)
+    if family == components.NAME:
+        return components_backward(plan, layout, options)
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
         return fused_program(plan, plan.fused_backward, layout, options)
@@ -68,9 +71,13 @@ def summing_program(
 ) -> LaunchProgram:  # fmt: skip
     """All gradients by the kernel that walks keys and adds to dq. found: its tables, if not the plan's."""
     outputs = outputs_of(options)
-    both = row_sums_program(plan, layout, options).then(keys_program(plan, layout, options, True, found), outputs)
+    groups = plan.sums_by_groups if found is None else found.groups
+    both = row_sums_program(plan, layout, options, groups).then(
+        keys_program(plan, layout, options, True, found), outputs
+    )
     dq = result("dq", "q", plan.problem.d, plan.problem, layout)
-    last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
+    scale = 1.0 if groups else options.scale  # warp groups scale what they add
+    last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", scale),))
     return both.then(last, outputs)
 
 
@@ -139,7 +146,10 @@ def keys_program(
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
     entries, sums = entries_of(plan, layout, options, "dkdv")
     # sums of several launches come one after the other
-    spec = replace(spec, rules=captured.with_entries(entries), chained=spec.chained and not entries)
+    spec = replace(
+        spec, rules=captured.with_entries(entries), chained=spec.chained and not entries,
+        stats32=summing and found.groups,
+    )  # fmt: skip
     spec = with_dropout(spec, plan, "dkdv", options, own)
     memory |= _kept_sums(slots, steps, sums)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
@@ -151,16 +161,15 @@ def keys_program(
     return LaunchProgram("backward", tuple(slots), tuple(steps), tables)
 
 
-def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
-    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to."""
+def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options, groups: bool) -> LaunchProgram:
+    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to. groups: warp groups do."""
     problem = plan.problem
     slots, steps, memory, _ = _given(problem, layout, options)
     dq = _float32_dq(problem, layout)
     strides = layout.named | {"dq": dq.strides}
     spec = _spec("delta", plan, layout, options, strides, summing=True)
-    spec = replace(
-        spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4, chained=chained("delta", plan.target)
-    )
+    rows = 32 if max(problem.d, problem.dv) > 128 else 64
+    spec = replace(spec, rows=rows, warps=4, chained=chained("delta", plan.target), stats32=groups)
     slots += [replace(dq, role="output"), *_row_numbers(spec, problem, memory)]
     memory["DQ"] = dq.name
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": options.scale}
@@ -257,7 +266,8 @@ def _row_numbers(spec: KernelSpec, problem: Problem, memory: dict[str, str]) -> 
         found.append(of_rows("delta", problem))
     if spec.folded:
         memory["Stats"] = "stats"
-        found.append(of_rows("stats", problem, "bfloat16", STATS))
+        form = ("float32", PAIR) if spec.stats32 else ("bfloat16", STATS)
+        found.append(of_rows("stats", problem, *form))
     return found
 
 
@@ -289,8 +299,9 @@ def _spec(
         part, problem.dtype, problem.d, problem.dv, 1, 0, 0,
         aligned=layout.aligned and dense_rows(strides, problem.dtype), softcap=options.softcap is not None,
         alibi=layout.slopes is not None, rescaled=options.rescaled, grouped=part == "dkdv" and problem.group != 1,
-        with_dq=summing, tf32=options.tf32, lse_gradient=with_rows and layout.dlse is not None,
-        with_delta=with_rows and options.with_delta, upcast=problem.dtype != "float32" and interpreted(),
+        with_dq=summing, tf32=options.tf32,
+        lse_gradient=with_rows and layout.dlse is not None, with_delta=with_rows and options.with_delta,
+        upcast=problem.dtype != "float32" and interpreted(),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from weft.kernels.gpu.score.spec import (
     DENSE,
     DIAGONALS,
     OF_ROWS,
+    OF_TILES,
     OFFSETS,
     ORDERED,
     PAIRS,
@@ -90,7 +91,7 @@ ITEMS = 65536  # programs along one axis of a grid, at most, and one
 
 
 # ---- gradients of tables ---------------------------------------------------------------------------------------------
-NAMES = {OFFSETS: "offsets", ORDERED: "programs"}
+NAMES = {OFFSETS: "offsets", ORDERED: "programs", OF_TILES: "tiles"}
 APART = 1 << 29  # sums of programs, at most: 2 GiB
 ATOMIC = (SHARED, DIAGONALS, OFFSETS, PAIRS)  # several programs add to one place, in no fixed order
 

@@ -28,7 +28,7 @@ class Captured:
 
 
 # What a read depends on: where gradients of what it gave are summed.
-OF_ROWS, DENSE, SHARED, ORDERED, DIAGONALS, OFFSETS, PAIRS = range(7)
+OF_ROWS, DENSE, SHARED, ORDERED, DIAGONALS, OFFSETS, PAIRS, OF_TILES = range(8)
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Entry:
     kind: OF_ROWS where it depends on the side that stays; DIAGONALS on k - q. ORDERED likewise, with sums of each
     program apart. OFFSETS on differences of coordinates of the grid that is walked. DENSE where every pair of a head
     has its own entry; SHARED where heads share these. PAIRS of any other, which is added to the table's entries.
+    OF_TILES: every pair of a tile has its own sum over batch rows, see `weft.kernels.gpu.components`.
     """
 
     number: int

@@ -42,6 +42,7 @@ class Config(NamedTuple):
     upcast: bool = False
     linear: bool = False
     folded: bool = False
+    stats32: bool = False
     wide_rows: bool = False
     near_rows: bool = False
     leaves_delta: bool = False
@@ -161,11 +162,10 @@ def _entries(spec: KernelSpec, found: Fragment) -> dict[str, Any]:
     return {"entries": kinds, "summed": kinds.count(OF_ROWS), "paired": len(kinds) - kinds.count(PAIRS), **places}
 
 
-def literal(config: Config) -> list[str]:
+def literal(config: Any) -> list[str]:
     """The lines of an expression that makes a configuration; fields at their defaults are left out."""
-    said = [
-        f"{name}={value!r}," for name, value in config._asdict().items() if value != Config._field_defaults.get(name)
-    ]
+    defaults = config._field_defaults
+    said = [f"{name}={value!r}," for name, value in config._asdict().items() if value != defaults.get(name)]
     lines, line = [], ""
     for one in said:
         if len(line) + len(one) > 100:

@@ -8,11 +8,11 @@ import triton.language as tl
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import in_three
 
-PENALTY, STATS = tl.constexpr(constants.PENALTY), tl.constexpr(constants.STATS)
+PENALTY, STATS, PAIR = (tl.constexpr(x) for x in (constants.PENALTY, constants.STATS, constants.PAIR))
 
 
 # Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None. stats: lse
-# and delta as sums of three numbers of bfloat16. delta and stats are None where nothing reads them.
+# and delta, as sums of three numbers of bfloat16 or in float32. delta and stats are None where nothing reads them.
 Numbers = namedtuple("Numbers", "lse dlse delta stats")
 
 # Of the rows of a tile (rows,): where their numbers lie, lse, and its gradient, or lse again if it has none.
@@ -76,7 +76,11 @@ def leave_delta(C: tl.constexpr, numbers, row, delta, valid):
 @triton.jit
 def leave_stats(C: tl.constexpr, numbers, found, valid, scale):
     """Store -lse / scale and -delta as the kernel of dK and dV subtracts them: as a part of its products."""
-    if C.folded:
+    if C.stats32:
+        at = numbers.stats + found.row * PAIR
+        tl.store(at, -found.lse / scale, mask=valid)
+        tl.store(at + 1, -found.delta, mask=valid)
+    elif C.folded:
         of_lse, of_delta = in_three(-found.lse / scale), in_three(-found.delta)
         column = tl.arange(0, STATS)[None, :]
         stats = tl.zeros((C.rows, STATS), tl.float32)

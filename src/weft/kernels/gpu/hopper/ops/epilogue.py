@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language import debug_barrier
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import by_rows, matrix
+from weft.kernels.gpu.hopper.ops.layouts import by_rows
 from weft.kernels.gpu.hopper.ops.values import UNIT, opaque
 
 WARPS = gl.constexpr(GROUP_WARPS)
@@ -25,23 +26,57 @@ class Rows:
 
 
 @gluon.jit
-def store_rows(sums, tensor, rows, consumer_id):
-    """Write the consumer's rows of a gradient, those that exist."""
-    ROWS: gl.constexpr = sums.type.shape[0]
+def store_through(room, sums, tensor, rows, consumer_id):
+    """Write the consumer's rows of a gradient, those that exist, through its own shared memory (rows, columns)."""
     WIDTH: gl.constexpr = sums.type.shape[1]
-    layout: gl.constexpr = by_rows(WIDTH, WARPS)
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
-    d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
-    at = tensor.row(rows.batch, rows.head, rows.first)
-    at = at + (gl.expand_dims(r * rows.pace * (tensor.per_row * UNIT), 1) + d)
-    sums = gl.convert_layout(sums.to(tensor.pointer.dtype.element_ty), layout)
-    gl.store(at, sums, mask=gl.expand_dims(r < rows.height, 1))
+    COLUMNS: gl.constexpr = min(room.shape[1], WIDTH)
+    part = room.slice(0, COLUMNS, dim=1)
+    layout: gl.constexpr = by_rows(COLUMNS, WARPS)
+    if COLUMNS < WIDTH:
+        ROWS: gl.constexpr = sums.type.shape[0]
+        low, high = gl.split(gl.permute(gl.reshape(sums, [ROWS, WIDTH // COLUMNS, COLUMNS]), (0, 2, 1)))
+        gl.static_assert(WIDTH == 2 * COLUMNS)
+        parts = (low, high)
+    else:
+        parts = (sums,)
+    for n in gl.static_range(WIDTH // COLUMNS):
+        part.store(parts[n].to(part.dtype))
+        debug_barrier()  # of the consumer's warps
+        store_columns(part.load(layout), tensor, rows, consumer_id, n * COLUMNS)
+        debug_barrier()
 
 
 @gluon.jit
-def store_box_rows(result, tensor, rows, consumer_id, DIMS: gl.constexpr):
-    """Write those of the consumer's rows that exist, from a box in shared memory."""
-    tile = matrix(result)
+def store_zeros(ROWS: gl.constexpr, WIDTH: gl.constexpr, tensor, rows, consumer_id):
+    """Write zeros to the consumer's rows of a gradient, those that exist."""
+    none = gl.zeros([ROWS, WIDTH], tensor.pointer.dtype.element_ty, by_rows(WIDTH, WARPS))
+    store_columns(none, tensor, rows, consumer_id, 0)
+
+
+@gluon.jit
+def store_columns(result, tensor, rows, consumer_id, first: gl.constexpr):
+    """Write those of the consumer's rows that exist, from a column on."""
+    layout: gl.constexpr = result.type.layout
+    ROWS: gl.constexpr = result.type.shape[0]
+    WIDTH: gl.constexpr = result.type.shape[1]
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
+    d = gl.expand_dims(first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
+    at = tensor.row(rows.batch, rows.head, rows.first)
+    at = at + (gl.expand_dims(r * rows.pace * (tensor.per_row * UNIT), 1) + d)
+    gl.store(at, result, mask=gl.expand_dims(r < rows.height, 1))
+
+
+@gluon.jit
+def store_rows(sums, tensor, rows, consumer_id):
+    """Write the consumer's rows of a gradient, those that exist."""
+    WIDTH: gl.constexpr = sums.type.shape[1]
+    sums = gl.convert_layout(sums.to(tensor.pointer.dtype.element_ty), by_rows(WIDTH, WARPS))
+    store_columns(sums, tensor, rows, consumer_id, 0)
+
+
+@gluon.jit
+def store_box_rows(tile, tensor, rows, consumer_id, DIMS: gl.constexpr):
+    """Write those of the consumer's rows that exist, from a tile in shared memory."""
     ROWS: gl.constexpr = tile.type.shape[0]
     WIDTH: gl.constexpr = tile.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
@@ -51,6 +86,20 @@ def store_box_rows(result, tensor, rows, consumer_id, DIMS: gl.constexpr):
     at = tensor.row(rows.batch, rows.head, rows.first)
     at = at + (gl.expand_dims(r * pace * (tensor.per_row * UNIT), 1) + d)
     mask = gl.expand_dims(r < rows.height, 1)
+    if DIMS < WIDTH:
+        mask = mask & (d < DIMS)
+    gl.store(at, tile.load(layout), mask=mask)
+
+
+@gluon.jit
+def store_tokens(tile, tensor, heads, token, exists, DIMS: gl.constexpr):
+    """Write rows of a tile in shared memory to tokens of any order, those that exist. heads: (batch row, head)."""
+    WIDTH: gl.constexpr = tile.type.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, WARPS)
+    d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
+    at = tensor.row(heads[0], heads[1], gl.to_tensor(0))
+    at = at + (gl.expand_dims(token.to(gl.int64) * (tensor.per_row * UNIT), 1) + d)
+    mask = gl.expand_dims(exists, 1)
     if DIMS < WIDTH:
         mask = mask & (d < DIMS)
     gl.store(at, tile.load(layout), mask=mask)
