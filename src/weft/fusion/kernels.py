@@ -55,8 +55,8 @@ class Library:
 
 
 def libraries(spec: ProductSpec | ProjectionsSpec) -> list[Library]:
-    """Ways in which cuBLASLt computes a product with what follows it: a residual with or without a bias; or a bias with
-    ReLU or GELU by tanh.
+    """Ways in which cuBLASLt computes a product with what follows it. That is a residual with or without a bias, or a
+    bias with ReLU or GELU by tanh.
     """
     if isinstance(spec, ProjectionsSpec) or spec.gated:
         return []
