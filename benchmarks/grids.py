@@ -1,7 +1,6 @@
 """Neighbourhoods on Hopper's cards: weft as it chooses, tiles whose warps all do the same, and FlexAttention.
 
-    PYTHONPATH=src python benchmarks/grids.py [--only NAME,...] [--ways fwd,bwd] [--peers flex] [--seconds N]
-                                          [--out FILE]
+    PYTHONPATH=src python benchmarks/grids.py [--only NAME,...] [--ways fwd,bwd] [--peers flex] [--out FILE]
 
 All of a problem are called in turn in one process, so that they meet the same card. Every result is compared with
 float64 on sampled rows and keys. Rates are useful TFLOP/s. A row is written at once; no problem begins after the given

@@ -110,7 +110,7 @@ def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list
         yield "weft tiles", partial(own, workload, tensors, direction, fixed)
     if direction == "bwd":
         for tiling in hopper.SUMS:
-            if tiling == hopper.sums_of(workload.problem("cuda")) and workload.d != hopper.WIDEST_AT:
+            if tiling == hopper.SUMMED or workload.d == hopper.CONFIGS_AT:
                 name = f"weft summed {tiling.rows}x{tiling.cols}"
                 yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:

@@ -79,18 +79,16 @@ def box_kind(name: str, spec: KernelSpec) -> str:
     them: what lies beyond the tensor's reads as zeros.
     """
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
-    if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
-        return _box_kind("float32", [1, 1, config.columns, 1, config.width // config.consumers])
+    walked = (tensor in KEYS) != spec.of_keys
     if spec.boxes:
-        box = config.key_box if tensor in KEYS else config.own_box
-        ones = [1] * (4 - len(box))
-        return _box_kind(spec.dtype, [*ones, *box, config.width_v if tensor in VALUES else config.width])
-    if spec.of_keys:
-        places = config.consumers * config.rows if tensor in KEYS else config.columns
+        box = config.tile_box if walked else config.box if spec.of_keys else config.own_box
+        sides = [*[1] * (4 - len(box)), *box]
     else:
-        places = config.columns if tensor in KEYS else config.rows
-    shape: Any = [1, 1, places, 1, config.width_v if tensor in VALUES else config.width]
-    return _box_kind(spec.dtype, shape)
+        places = config.columns if walked else config.rows * (config.consumers if spec.of_keys else 1)
+        sides = [1, 1, places, 1]
+    if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
+        return _box_kind("float32", [*sides, config.width // config.consumers])
+    return _box_kind(spec.dtype, [*sides, config.width_v if tensor in VALUES else config.width])
 
 
 def _box_kind(dtype: str, shape: Any) -> str:

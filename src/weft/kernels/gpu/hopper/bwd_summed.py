@@ -18,16 +18,16 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language import debug_barrier
-from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
+from weft.kernels.gpu.hopper.bwd_summed_loads import Summed, adder, producer, walked
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
-from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
+from weft.kernels.gpu.hopper.ops.blocks import range_of, row_bounds
+from weft.kernels.gpu.hopper.ops.channel import channel, ring
+from weft.kernels.gpu.hopper.ops.epilogue import BoxRows, Rows, store_through, store_zeros
+from weft.kernels.gpu.hopper.ops.grids import grid_cut, grid_range, grid_rows, grid_words
 from weft.kernels.gpu.hopper.ops.layouts import (
     accumulator,
     boxes,
@@ -35,127 +35,15 @@ from weft.kernels.gpu.hopper.ops.layouts import (
     exchanged,
     first_factor,
     flat,
-    line,
     matrix,
     tiles,
 )
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
-from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
+from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
 
 PAIR = gl.constexpr(constants.PAIR)  # numbers of a query that its scores subtract
 DS = gl.constexpr(2)  # tiles of what dQ is made of
 LANES = gl.constexpr(32)
-
-
-@aggregate
-class Summed:
-    """The kernel's arguments, shared memory and channels.
-
-    k: two blocks'; v: one block's. q, do, stats: the ring of tiles that are walked; stats has -lse / scale of a
-    tile's queries, then -delta. ds: dS of two tiles. sums: the dQ of a tile, each consumer's columns.
-
-    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
-    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
-    of queries.
-    """
-
-    cfg: gl.constexpr
-    DK: Tensor
-    DV: Tensor
-    Stats: gl.tensor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    q: gl.shared_memory_descriptor
-    do: gl.shared_memory_descriptor
-    stats: gl.shared_memory_descriptor
-    ds: gl.shared_memory_descriptor
-    sums: gl.shared_memory_descriptor
-    keys: Channel
-    values: Channel
-    queries: Channel
-    ready: Ring
-    used: Ring
-    made: Ring
-    taken: Ring
-    scheduler: TileScheduler
-    heads: gl.tensor
-    length: gl.tensor
-    scale: gl.tensor
-    k_box: Any
-    v_box: Any
-    q_box: Any
-    do_box: Any
-    dq_box: Any
-
-
-# ---- producer --------------------------------------------------------------------------------------------------------
-@gluon.jit
-def load_queries(i, j, at, run, rows, state):
-    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
-    tile, and the step between them.
-    """
-    cfg: gl.constexpr = state.cfg
-    queries = state.queries
-    stage, first = queries.stage(i), j * cfg.columns
-    queries.acquire(i)
-    queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    where = [at[0], at[1], run.place + first, run.lane, 0]
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
-    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
-    r, step = rows
-    row = (first + gl.minimum(r, run.count - 1 - first)) * step
-    if cfg.counted:  # places are tokens, and a run may begin before the first
-        row = gl.maximum(row, -run.place)
-    for n in gl.static_range(PAIR):
-        async_copy.async_copy_global_to_shared(state.stats.index(PAIR * stage + n), at[2] + row * PAIR + n)
-    queries.commit(i)
-
-
-@gluon.jit
-def load_side(t, where, side, box, to):
-    """Ask for the keys of block t, or for their values, once their place is not read any more."""
-    side.acquire(t)
-    side.expect(t, box.block_type.nbytes)
-    stage = side.stage(t)
-    tma.async_copy_global_to_shared(box, where, side.full.index(stage), to.index(stage))
-
-
-@gluon.jit
-def producer(state, CHAINED: gl.constexpr):
-    """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys.
-
-    They are asked for in the order in which their places become free. A block's keys come while the block before is
-    walked, its values after its first tile.
-    """
-    cfg: gl.constexpr = state.cfg
-    r = gl.arange(0, cfg.columns, layout=line(1, cfg.producer_warps))
-    scheduler = state.scheduler
-    here = scheduler.part()
-    origin, step = gl.load(here), gl.load(here + PART)
-    i = 0
-    t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
-        place, lane = place_of(item, 0, 1)
-        run = run_of(item, 0, 1)
-        first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
-        where = [batch, kv_head, place, lane, 0]
-        n = tiles_of(run.count, cfg.columns)
-        if n > 0:
-            load_side(t, where, state.keys, state.k_box, state.k)
-        if CHAINED and t == 0:
-            gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
-        for h in range(0, share):
-            row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
-            at = (batch, head + h, state.Stats + row * PAIR)
-            for j in range(0, n):
-                load_queries(i, j, at, run, (r, step), state)
-                if (h | j) == 0:
-                    load_side(t, where, state.values, state.v_box, state.v)
-                i += 1
-        t += gl.minimum(n, 1)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
@@ -169,11 +57,19 @@ class Own:
 
 
 @aggregate
+class Bounds:
+    """Positions of a run that each row sees, from low to before high."""
+
+    low: gl.tensor
+    high: gl.tensor
+
+
+@aggregate
 class Block:
     """A block of keys: batch row and head, its first row and how many it has.
 
     It walks so many tiles of queries of each of the heads that share it. Of one consumer it has bounds of rows, and the
-    tiles that none cuts.
+    tiles that none cuts. cut: these Bounds, on a grid a GridCut; item: a pointer to its integers.
     """
 
     batch: gl.tensor
@@ -182,10 +78,10 @@ class Block:
     height: gl.tensor
     tiles: gl.tensor
     share: gl.tensor
-    low: gl.tensor
-    high: gl.tensor
+    cut: Any
     below: gl.tensor
     beyond: gl.tensor
+    item: gl.tensor
 
 
 @gluon.jit
@@ -195,11 +91,15 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     member, item = state.scheduler.places(state.scheduler.where(number))
     batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
     start, height = gl.load(item), gl.load(item + 1)
-    _, count = keys_of(item, 0)
-    low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
-    seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
-    n = tiles_of(count, cfg.columns)
-    return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)
+    run, n = walked(item, state)
+    if cfg.axes:
+        rows = grid_rows(state.scheduler.table, item, consumer_id * cfg.rows + r, cfg)
+        cut = grid_cut(state.scheduler.table, state.scheduler.part(), run, rows, cfg)
+        seen = grid_range(item, consumer_id, cfg)
+    else:
+        low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
+        cut, seen = Bounds(low, high), range_of(item, consumer_id, 0, cfg.consumers, 1)
+    return Block(batch, kv_head, start, height, n, share, cut, seen.below, seen.beyond, item)
 
 
 @gluon.jit
@@ -234,13 +134,17 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     layout: gl.constexpr = accumulator(TILE)
     at = state.queries.stage(i)
     q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
+    place = gl.load(block.cut.words + j) if cfg.axes else j * TILE
     state.queries.wait(i)
     x = less(state.stats.index(PAIR * at), own.k, q.permute((1, 0)), layout)
     y = less(state.stats.index(PAIR * at + 1), own.v, do.permute((1, 0)), layout)
     x = warpgroup_mma_wait(1, (x,))
     if (j < block.below) | (j >= block.beyond):
         columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-        words, bit = mask_words(block.low - j * TILE, block.high - j * TILE, columns)
+        if cfg.axes:
+            words, bit = grid_words(place, block.cut, columns, cfg)
+        else:
+            words, bit = mask_words(block.cut.low - place, block.cut.high - place, columns)
         x = masked(x, words, bit, float("-inf"))
     p = gl.exp2(x * (state.scale * LOG2E))
     dtype: gl.constexpr = state.q.dtype
@@ -325,8 +229,12 @@ def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
 @gluon.jit
 def rows_of(block, state):
     """Where a block's keys are."""
-    origin, pace = state.scheduler.rows()
-    return Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
+    if state.cfg.axes:
+        rows = BoxRows(block.batch, block.kv_head, gl.to_tensor(0), state.scheduler.table, block.item, state.cfg)
+    else:
+        origin, pace = state.scheduler.rows()
+        rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
+    return rows
 
 
 @gluon.jit
@@ -381,30 +289,6 @@ def consumer(consumer_id: gl.constexpr, state):
             store_zeros(ROWS, cfg.width_v, state.DV, rows_of(block, state), consumer_id)
         t += some
         block = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
-
-
-# ---- dQ --------------------------------------------------------------------------------------------------------------
-@gluon.jit
-def adder(state):
-    """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
-    cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
-    scheduler = state.scheduler
-    i = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
-        run = run_of(item, 0, 1)
-        for h in range(0, share):
-            for j in range(0, tiles_of(run.count, cfg.columns)):
-                state.made.wait(i)
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * DIMS]
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
-                i += 1
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Config:
     `most` are computed again. terms: that one walk has. short: runs are short (`fwd_short`). overlapped: scores of a
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
-    are, and runs may begin before token 0. box, key_box: on a grid, of a block's queries and of a tile of keys.
+    are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
     """
 
     d: int
@@ -53,7 +53,7 @@ class Config:
     with_delta: bool = False
     counted: bool = False
     box: tuple[int, ...] = ()
-    key_box: tuple[int, ...] = ()
+    tile_box: tuple[int, ...] = ()
 
     @property
     def axes(self) -> int:
@@ -62,7 +62,7 @@ class Config:
 
     @property
     def own_box(self) -> tuple[int, ...]:
-        """A consumer's box of queries: consumers share a block along its first axes."""
+        """A consumer's box of rows: consumers share a block along its first axes."""
         found, share = [], self.consumers
         for size in self.box:
             part = min(size, share)
@@ -121,7 +121,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, key_stages=2, producer_warps=1, consumer_registers=240, producer_registers=24,
-            counted=spec.counted,
+            counted=spec.counted, box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
         )  # fmt: skip
     if spec.makes != "both":
         return Config(
@@ -160,7 +160,7 @@ def _forward(spec: KernelSpec) -> Config:
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
-        box=spec.boxes[0] if spec.boxes else (), key_box=spec.boxes[1] if spec.boxes else (),
+        box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
     )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def consumer(consumer_id, state):
     scoring = scoring_of(pace, state)
     r = scoring.rows
     i, t = 0, 0
-    marked = gl.zeros([ROWS], gl.int32, r.type.layout)
+    marked = gl.zeros_like(r)  # int32, as rows are
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         at = queries.stage(t)
         if cfg.short:
@@ -260,7 +260,9 @@ def consumer(consumer_id, state):
         else:
             if not cfg.short:
                 place, lane = place_of(item, 0, TERMS)
-            store_block(result, Rows(batch, head, origin + start, height, pace), (place, lane), consumer_id, state)
+            # the step is hidden, so that no address is made before all blocks, and held
+            own = Rows(batch, head, origin + start, height, opaque(pace))
+            store_block(result, own, (place, lane), consumer_id, state)
             # after the fence, which waits for what was stored before it
             row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
         if cfg.query_stages == 1:

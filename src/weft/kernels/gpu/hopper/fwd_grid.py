@@ -14,21 +14,19 @@ from weft.kernels.gpu.hopper.fwd_loads import load_box
 from weft.kernels.gpu.hopper.fwd_overlapped import add_run, pass_over
 from weft.kernels.gpu.hopper.fwd_tile import no_sums
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.epilogue import store_tokens
+from weft.kernels.gpu.hopper.ops.epilogue import BoxRows, store_box_rows
 from weft.kernels.gpu.hopper.ops.grids import (
     GridTiles,
-    coordinate,
     grid_cut,
     grid_range,
     grid_rows,
     grid_tiles,
     is_whole,
+    place_in,
+    rows_at,
     tiles_from,
 )
-from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import by_rows, matrix
-
-WARPS = gl.constexpr(GROUP_WARPS)
+from weft.kernels.gpu.hopper.ops.layouts import matrix
 
 
 @aggregate
@@ -50,36 +48,19 @@ def grid_block(scheduler, where, cfg: gl.constexpr):
     return GridBlock((batch, gl.load(member + 2)), (batch, gl.load(member + 1)), item, tiles)
 
 
-@gluon.jit
-def place_in(heads, at, state):
-    """Where a descriptor has a box. at: its coordinates; beside three axes batch rows and heads are one."""
-    if state.cfg.axes == 2:
-        where = [heads[0], heads[1], at[0], at[1], 0]
-    else:
-        where = [heads[0] * state.heads + heads[1], at[0], at[1], at[2], 0]
-    return where
-
-
-@gluon.jit
-def queries_at(c, item, cfg: gl.constexpr):
-    """The coordinates at which consumer c's box of queries begins."""
-    at = ()
-    for a in gl.static_range(cfg.axes):
-        at = at + (gl.load(item + 2 * a) + coordinate(c * cfg.rows, cfg.box, a),)  # noqa: RUF005
-    return at
-
-
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
 def load_grid(i, tiles, heads, state):
     """Ask for tiles, as `fwd_loads.load_apart`. Returns the number of the tile after them."""
     for j in range(0, tiles.count):  # words are read again for values: Triton 3.6 carries an older one along
-        load_box(i, state.k_box, state.k, state.tiles, place_in(heads, tiles.place(j, state.cfg), state))
+        load_box(i, state.k_box, state.k, state.tiles, place_in(heads, tiles.place(j, state.cfg), 0, state))
         if j > 0:
-            load_box(i - 1, state.v_box, state.v, state.values, place_in(heads, tiles.place(j - 1, state.cfg), state))
+            load_box(
+                i - 1, state.v_box, state.v, state.values, place_in(heads, tiles.place(j - 1, state.cfg), 0, state)
+            )
         i += 1
     if tiles.count > 0:
-        where = place_in(heads, tiles.place(tiles.count - 1, state.cfg), state)
+        where = place_in(heads, tiles.place(tiles.count - 1, state.cfg), 0, state)
         load_box(i - 1, state.v_box, state.v, state.values, where)
     return i
 
@@ -99,7 +80,7 @@ def grid_producer(state):
             queries = state.queries(c)
             at = queries.stage(t)
             queries.acquire(t)
-            where = place_in(block.of_queries, queries_at(c, block.item, cfg), state)
+            where = place_in(block.of_queries, rows_at(c, block.item, cfg), 0, state)
             tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(at), state.q.index(at))
             if c == 0:
                 i = load_grid(i, tiles_from(block.tiles, 0, first), block.of_keys, state)
@@ -130,22 +111,13 @@ def grid_sums(i, consumer_id, item, t, state, scoring):
 def store_grid_block(result, heads, item, consumer_id, state):
     """Write the consumer's rows, those of whole blocks by a descriptor where there is one."""
     cfg: gl.constexpr = state.cfg
+    rows = BoxRows(heads[0], heads[1], gl.to_tensor(0), state.scheduler.table, item, cfg)
     if cfg.boxed:
         if is_whole(item, cfg):
             fence_async_shared()
-            where = place_in(heads, queries_at(consumer_id, item, cfg), state)
+            where = place_in(heads, rows_at(consumer_id, item, cfg), 0, state)
             tma.async_copy_shared_to_global(state.out_box, where, result)
         else:
-            store_grid_rows(result, heads, item, consumer_id, state)
+            store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
     else:
-        store_grid_rows(result, heads, item, consumer_id, state)
-
-
-@gluon.jit
-def store_grid_rows(result, heads, item, consumer_id, state):
-    """Write those of the consumer's rows that exist, one by one."""
-    cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(cfg.width_v, WARPS)
-    r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)) + consumer_id * cfg.rows
-    rows = grid_rows(state.scheduler.table, item, r, cfg)
-    store_tokens(matrix(result), state.Out, heads, rows.token, rows.valid, cfg.dv)
+        store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)

@@ -176,9 +176,10 @@ def sums_of_terms(item, rows, r, block, inputs, columns, state):
     cfg: gl.constexpr = state.cfg
     WIDTH_V: gl.constexpr = cfg.width_v
     TERMS: gl.constexpr = cfg.terms
-    none = gl.full([cfg.rows], float("-inf"), gl.float32, r.type.layout)
+    of_rows: gl.constexpr = r.type.layout
+    none = gl.full([cfg.rows], float("-inf"), gl.float32, of_rows)
     zero = gl.zeros([cfg.rows, WIDTH_V], gl.float32, accumulator(WIDTH_V))
-    sums = Online(zero, gl.zeros([cfg.rows], gl.float32, r.type.layout), none)
+    sums = Online(zero, gl.zeros([cfg.rows], gl.float32, of_rows), none)
     here, heads = state.scheduler.part(), (block.batch, block.kv_head)
     if cfg.axes:
         sums = add_grid(sums, state, inputs, heads, item, rows, columns)

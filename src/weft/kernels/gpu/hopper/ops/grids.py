@@ -16,6 +16,7 @@ from weft.kernels.gpu.tables import grid_ranges, pack
 PART, AXIS = gl.constexpr(pack.PART), gl.constexpr(pack.AXIS)
 RANGE, BITS = gl.constexpr(grid_ranges.RANGE), gl.constexpr(grid_ranges.BITS)
 FAR = gl.constexpr((1 << grid_ranges.BITS) - 1)
+HALF, LOW = gl.constexpr(16), gl.constexpr((1 << 16) - 1)  # of a word of two bounds
 
 
 @gluon.constexpr_function
@@ -67,6 +68,15 @@ def grid_rows(table, item, r, cfg: gl.constexpr):
 
 
 @gluon.jit
+def rows_at(c, item, cfg: gl.constexpr):
+    """The coordinates at which consumer c's box of rows begins."""
+    at = ()
+    for a in gl.static_range(cfg.axes):
+        at = at + (gl.load(item + 2 * a) + coordinate(c * cfg.rows, cfg.box, a),)  # noqa: RUF005
+    return at
+
+
+@gluon.jit
 def is_whole(item, cfg: gl.constexpr):
     """Whether all rows of a block exist."""
     whole = gl.load(item + 1) == side(cfg.box, 0)
@@ -100,7 +110,7 @@ def box_tokens(part, at, r, cfg: gl.constexpr):
     token = r * 0
     for a in gl.static_range(cfg.axes):
         length = gl.load(part + PART + AXIS * a + 2)
-        token = token * length + gl.minimum(at[a] + coordinate(r, cfg.key_box, a), length - 1)
+        token = token * length + gl.minimum(at[a] + coordinate(r, cfg.tile_box, a), length - 1)
     return token
 
 
@@ -113,6 +123,16 @@ def grid_tiles(table, item, cfg: gl.constexpr):
         first = first + (gl.load(item + 2 * RANK + RUN * a),)  # noqa: RUF005
     at = item + (2 + RUN) * RANK
     return GridTiles(table + gl.load(at), gl.load(at + 1), first)
+
+
+@gluon.jit
+def place_in(heads, at, dim, state):
+    """Where a descriptor has a box. at: its coordinates; beside three axes batch rows and heads are one."""
+    if state.cfg.axes == 2:
+        where = [heads[0], heads[1], at[0], at[1], dim]
+    else:
+        where = [heads[0] * state.heads + heads[1], at[0], at[1], at[2], dim]
+    return where
 
 
 @gluon.jit
@@ -130,30 +150,32 @@ def grid_range(item, consumer_id, cfg: gl.constexpr):
 
 @aggregate
 class GridCut:
-    """What rows see of a block's keys along each axis, counted from its first key: from low to before high."""
+    """What rows see along each axis, counted from the first key that their block walks: a word of two bounds.
+
+    words: the block's list of tiles. A word takes a register where two bounds take two, and gradients have none left.
+    """
 
     words: gl.tensor
-    low: gl.tuple
-    high: gl.tuple
+    seen: gl.tuple
 
     @gluon.jit
     def keys(self, cfg: gl.constexpr):
         """How many keys each row sees."""
-        found = gl.maximum(self.high[0] - self.low[0], 0)
+        found = gl.maximum((self.seen[0] >> HALF) - (self.seen[0] & LOW), 0)
         for a in gl.static_range(1, cfg.axes):
-            found *= gl.maximum(self.high[a] - self.low[a], 0)
+            found *= gl.maximum((self.seen[a] >> HALF) - (self.seen[a] & LOW), 0)
         return found
 
 
 @gluon.jit
 def grid_cut(table, part, tiles, rows, cfg: gl.constexpr):
-    """That of rows. part: a pointer to the term's integers."""
-    low, high = (), ()
+    """That of rows; those that do not exist see nothing. part: a pointer to the term's integers."""
+    seen = ()
     for a in gl.static_range(cfg.axes):
         bounds = table + gl.load(part + PART + AXIS * a + 3) + 2 * rows.at[a]
-        low = low + (gl.load(bounds) - tiles.first[a],)  # noqa: RUF005
-        high = high + (gl.load(bounds + 1) - tiles.first[a],)  # noqa: RUF005
-    return GridCut(tiles.words, low, high)
+        low, high = gl.maximum(gl.load(bounds) - tiles.first[a], 0), gl.maximum(gl.load(bounds + 1) - tiles.first[a], 0)
+        seen = seen + (gl.where(rows.valid, low | (high << HALF), 0),)  # noqa: RUF005
+    return GridCut(tiles.words, seen)
 
 
 @gluon.constexpr_function
@@ -178,13 +200,14 @@ def _bits_from(x, lane, BOX: gl.constexpr, a: gl.constexpr):
 def grid_words(word, cut, columns, cfg: gl.constexpr):
     """(words, bits) as `ops.mask.mask_words`, of a tile of which the list says `word`."""
     COLUMNS: gl.constexpr = columns.type.shape[0]
-    BOX: gl.constexpr = cfg.key_box
+    BOX: gl.constexpr = cfg.tile_box
     lane = gl.expand_dims(columns & 6, 0)
     bit = gl.expand_dims(1 << (((columns >> 3) << 1) | (columns & 1)), 0)
     words = lane | -1
     for a in gl.static_range(cfg.axes):
         first = (word >> (BITS * (cfg.axes - 1 - a))) & FAR
-        low, high = gl.expand_dims(cut.low[a] - first, 1), gl.expand_dims(cut.high[a] - first, 1)
+        seen = gl.expand_dims(cut.seen[a], 1)
+        low, high = (seen & LOW) - first, (seen >> HALF) - first
         some = _bits_from(low, lane, BOX, a) & ~_bits_from(high, lane, BOX, a)
         words = words & (some * repeated(side(BOX, a) * span(BOX, a) // 4, COLUMNS))
     return gl.broadcast(words, bit)
