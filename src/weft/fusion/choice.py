@@ -1,8 +1,8 @@
 """Whether a segment's kernel is faster than what the compiler behind weft makes of the same graph: both are measured.
 
-Each candidate runs in a CUDA graph, so launches cost what they cost there. cuBLAS with the compiler's own kernels is
-always a candidate, and what is not faster by MARGIN is left to it. A candidate that fails, or whose results are off,
-is dropped and said.
+Each candidate runs in a CUDA graph, so launches cost what they cost there. The compiler's own kernels with cuBLAS are
+always a candidate, and what is not faster by MARGIN is left to it. A candidate that fails, or whose results are off, is
+dropped and said.
 """
 
 from __future__ import annotations

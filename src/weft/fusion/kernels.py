@@ -72,8 +72,8 @@ class Library:
 
 
 def libraries(spec: ProductSpec | ProjectionsSpec) -> list[Library]:
-    """Ways in which cuBLASLt computes a product with what follows it: a residual with or without a bias; or a bias with
-    ReLU or GELU by tanh.
+    """Ways in which cuBLASLt computes a product with what follows it. That is a residual with or without a bias, or a
+    bias with ReLU or GELU by tanh.
     """
     if isinstance(spec, ProjectionsSpec) or spec.gated or spec.keeps:
         return []
@@ -323,7 +323,7 @@ def _apart(first: Tensor, second: Tensor) -> int:
 
 
 def _together(weights: list[Tensor], apart: int, block: list[int], places: int = 0) -> Any:
-    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie; of as
+    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie. It has as
     many as there are weights, unless places are told. Of several widths it has the largest.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor

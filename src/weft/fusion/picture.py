@@ -1,7 +1,7 @@
 """A layer drawn: its operators from top to bottom, frames round what one kernel computes, and what it moves.
 
-Two columns, before and after fusion. A wire beside the frames is an array in memory: from the kernel that writes it to
-those that read it, the wider the more bytes. What each kernel moves stands beside its frame.
+Two columns, before and after fusion. A wire beside the frames is an array in memory. It goes from the kernel that
+writes it to those that read it, and is the wider the more bytes it has. What each kernel moves stands beside its frame.
 """
 
 from __future__ import annotations

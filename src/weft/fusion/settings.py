@@ -10,7 +10,7 @@ from weft.errors import OptionError
 
 PREFIX = "weft."
 # Saved pairs from which weft's own time on the host is repaid, by device. On an H200 bert-base of (8, 512) saves less
-# than 25 million pairs a layer and lost, llama-1b of (8, 512) saves 45 million and won.
+# than 25 million pairs a layer and lost. Of the same sizes llama-1b saves 45 million and won.
 LEAST = {"cpu": 1 << 20, "cuda": 1 << 25}
 TEMPLATES = ("auto", "again", "off", "always")
 LEAST_CAPTURED = 1 << 22  # in a CUDA graph, where the host does nothing
