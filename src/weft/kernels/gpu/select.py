@@ -46,7 +46,8 @@ def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
 
 def may_sum(plan: AttentionPlan, layout: Layout, options: Options) -> bool:
     """Whether layout and options allow the kernel that adds to dQ in memory: where warp groups do, theirs."""
-    return not plan.sums_by_groups or may_specialise(layout, options, plan.problem)
+    allowed = may_specialise(layout, options, plan.problem) and _reach(plan.summing, layout, plan.problem)
+    return not plan.sums_by_groups or allowed
 
 
 def lists_one_kernel(plan: AttentionPlan) -> bool:
