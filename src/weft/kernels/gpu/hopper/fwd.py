@@ -205,15 +205,13 @@ def consumer(consumer_id, state):
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
     TILE: gl.constexpr = cfg.columns
-    TERMS: gl.constexpr = cfg.terms
-    WIDTH_V: gl.constexpr = cfg.width_v
     Lse, result = state.Lse, state.out.index(consumer_id)
     layout: gl.constexpr = accumulator(TILE)
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     r = gl.arange(0, ROWS, layout=of_rows)
     columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
     zero = gl.zeros([ROWS, TILE], gl.float32, layout)
-    none = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
+    none = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
     scheduler, queries = state.scheduler, state.queries(consumer_id)
     origin, pace = scheduler.rows()
     scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
@@ -253,7 +251,7 @@ def consumer(consumer_id, state):
             row = rows.token
         else:
             if not cfg.short:
-                place, lane = place_of(item, 0, TERMS)
+                place, lane = place_of(item, 0, cfg.terms)
             # the step is hidden, so that no address is made before all blocks, and held
             own = Rows(batch, head, origin + start, height, opaque(pace))
             store_block(result, own, (place, lane), consumer_id, state)
