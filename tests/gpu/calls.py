@@ -11,6 +11,7 @@ from .checked import Call
 BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
+WIDEST = (("forward", families.hopper.WIDEST), ("dkdv", families.hopper.APART))
 HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}
@@ -92,6 +93,10 @@ KERNELS = {
     "all gradients by groups": hopper(BAND, 400, fixed=SUMS, dims=(128, 128), heads=(4, 2), options={"free": True}),
     "all gradients by groups, lanes": hopper(
         weft.dilated(64, 64, 3), 600, fixed=SUMS, dims=(128, 128), options={"free": True, "lse": True}
+    ),
+    "by groups, D=256": hopper(BAND, 400, fixed=WIDEST, dims=(256, 256), heads=(4, 2), options={"lse": True}),
+    "by groups, D=256, documents": hopper(
+        weft.causal() & weft.documents([60, 0, 140, 300]), 500, fixed=WIDEST, dims=(256, 256)
     ),
     "by groups, float16": hopper(BAND, 300, fixed=HALF, dtype="float16", options={"sinks": True}),
     "by groups, short runs": hopper(weft.causal() & weft.window(left=127), 600, fixed=GROUPS),

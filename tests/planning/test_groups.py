@@ -10,7 +10,7 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import offered
 from weft.planning.families import hopper
 from weft.planning.families.base import Pass
-from weft.planning.families.hopper import CONFIGS
+from weft.planning.families.hopper import CONFIGS, WIDEST
 from weft.planning.problem import Problem
 from weft.planning.tiling.gpu import plan_for_device
 from weft.planning.tma import TmaExtent, extents
@@ -31,12 +31,22 @@ def offers(pattern, given=None, gpu=H200):
     return offered(Pass("forward", [(share.plan.acsr, given.q_heads) for share in plan.forward], given, gpu))
 
 
-@pytest.mark.parametrize("name", ["window_pm256", "dilated_w512_d4", "strided_l128_s128", "dense_d64"])
-def test_long_calls_take_them(name):
+@pytest.mark.parametrize(
+    ("name", "tiling"),
+    [
+        ("window_pm256", TILING),
+        ("dilated_w512_d4", TILING),
+        ("strided_l128_s128", TILING),
+        ("dense_d64", TILING),
+        ("gemma3_local_1024", WIDEST),
+        ("gemma3_global", WIDEST),
+    ],
+)
+def test_long_calls_take_them(name, tiling):
     one = workloads.WORKLOADS[name]
     sizes = Problem(one.batch, one.q_heads, one.kv_heads, one.m, one.n, one.d, one.dv, "bfloat16", "cuda")
     plan = plan_attention(one.make(), sizes, H200)
-    assert plan.forward[0].plan.tiling == TILING
+    assert plan.forward[0].plan.tiling == tiling
     assert plan.unspecialised("forward")[0].plan.tiling.groups == 0
     plan.verify()
 

@@ -12,11 +12,15 @@ from weft.kernels.gpu.layout import Layout, Options, dense_rows
 from weft.kernels.gpu.score.slots import under
 from weft.kernels.gpu.tables.batches import Waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families import fused_backward, one_kernel, split_kv, tile
+from weft.planning.families import components, fused_backward, one_kernel, split_kv, tile
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
+from weft.score.reads import added_to_score
+from weft.score.value import composed
 from weft.settings import interpreted
+
+MOST_SUMS = 1 << 28  # of pairs of components over all batch rows, of which programs leave a part
 
 
 class Tiles(NamedTuple):
@@ -26,22 +30,48 @@ class Tiles(NamedTuple):
     groups: bool
 
 
-def forward(plan: AttentionPlan, options: Options) -> str:
-    """split_kv's name, or that of tiles, which `tiles` may then give to warp groups. Scores by pairs are for tiles."""
+def forward(plan: AttentionPlan, layout: Layout, options: Options) -> str:
+    """The family that computes the forward: what the plan takes, but for options that it does not have.
+
+    The name of tiles also stands for warp groups, which `tiles` may give them to.
+    """
+    if by_components(plan, layout, options):
+        return components.NAME
     return tile.NAME if options.by_pairs or plan.by_rows is None else split_kv.NAME
 
 
 def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
     """The family that makes gradients: the first that the plan lists and that layout and options allow.
 
-    Under score functions and dropout two kernels of tiles make them.
+    Under score functions and dropout two kernels of tiles make them, or that of components.
     """
+    if by_components(plan, layout, options):
+        return components.NAME
     if options.by_pairs:
         return tile.NAME
     if plan.fused_backward and may_specialise(layout, options, plan.problem):
         return fused_backward.NAME
     summing = not options.deterministic and lists_one_kernel(plan) and may_sum(plan, layout, options)
     return one_kernel.NAME if summing else tile.NAME
+
+
+def by_components(plan: AttentionPlan, layout: Layout, options: Options) -> bool:
+    """Whether layout and options allow the kernels of components: score functions that only add, and the same to all
+    batch rows. Without any they were not timed.
+    """
+    if not options.score or isinstance(plan.components, str):
+        return False
+    others = options.softcap is not None or options.dropout or options.rescaled or options.with_delta or options.tf32
+    if others or layout.sinks is not None or layout.slopes is not None or any(form.along for form in layout.tables):
+        return False
+    problem, expression = plan.problem, composed(options.score)
+    if not added_to_score(expression) or "b" in expression.leaves:
+        return False
+    if not (layout.aligned and dense_rows(layout.named, problem.dtype)):
+        return False
+    far = max(problem.m, problem.n) * max(stride[2] for stride in layout.strides)
+    sums = sum(options.wanted) * problem.batch * problem.q_heads * plan.components.count * components.SIZE**2
+    return far < 1 << 31 and sums <= MOST_SUMS
 
 
 def may_sum(plan: AttentionPlan, layout: Layout, options: Options) -> bool:

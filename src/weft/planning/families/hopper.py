@@ -23,13 +23,17 @@ CONFIGS: dict[Direction, Tiling] = {
     "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
 }
 WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
+WIDEST = Tiling(128, 64, 8, 2, 168, False, 2)  # and at D=256, where nothing is timed: its rates follow those of D=128
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(65, 128), "bfloat16", WIDE),
     (range(65, 128), "float16", WIDE),
+    (range(129, 256), "bfloat16", WIDEST),
+    (range(129, 256), "float16", WIDEST),
 )
-CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
+APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dV and of dK at D=256, each in a launch of its own
+CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
@@ -92,15 +96,15 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return "it is not one loop nest of lines with one clipped bound a side, of tokens as they come"
     if len(nest.parts) > MOST_TERMS[asked.direction] or more_run(nest) is not None:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
-    if asked.direction == "forward" and extents(nest) is None:
-        return "descriptors would reach keys that no query sees"
+    if (asked.direction == "forward" or has_row_bounds(config)) and extents(nest) is None:
+        return "descriptors would reach tokens that nobody sees"
     counted = _counted(asked, config)
     return _no_order(counted, has_row_bounds(config)) or ("" if named is not None else _uneven(counted, config))
 
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if asked.direction != "forward" or not has_row_bounds(config) or asked.problem.dtype != "bfloat16":
+    if asked.direction != "forward" or config != WIDE or asked.problem.dtype != "bfloat16":
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
         return f"its kernels of grids are forwards at D={WIDE_AT} in bfloat16"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
@@ -134,7 +138,8 @@ def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     if _no_kernel(direction, problem, gpu):
         return None
-    return WIDE if max(problem.d, problem.dv) > CONFIGS_AT else CONFIGS[direction]
+    widest = APART if direction == "dkdv" else WIDEST
+    return {CONFIGS_AT: CONFIGS[direction], WIDE_AT: WIDE, WIDEST_AT: widest}[problem.d]
 
 
 def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
@@ -150,7 +155,7 @@ def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration that kernels of one direction are offered beside: of dQ, which has none, the forward's."""
     config = config_of("forward" if direction == "dq" else direction, problem, gpu)
-    return None if direction == "dq" and config == WIDE else config
+    return None if direction == "dq" and config != CONFIGS["forward"] else config
 
 
 def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
@@ -159,13 +164,13 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
         return "there is no such kernel of dQ alone"
     if not on_hopper(gpu):
         return f"{gpu.name} is no Hopper card"
-    if (problem.d, problem.dv) not in ((CONFIGS_AT,) * 2, (WIDE_AT,) * 2):
-        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT}"
+    if problem.d != problem.dv or problem.d not in (CONFIGS_AT, WIDE_AT, WIDEST_AT):
+        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT} and {WIDEST_AT}"
     if direction == "dkdv" and problem.d == WIDE_AT:
-        return f"its kernels of dK and dV are for D={CONFIGS_AT}"
+        return f"its kernels of dK and dV are for D={CONFIGS_AT} and {WIDEST_AT}"
     if DTYPES[problem.dtype] != 2:
         return f"its kernels are not for {problem.dtype}"
-    return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
+    return "heads share keys" if direction == "dkdv" and problem.d == CONFIGS_AT and problem.group > 1 else ""
 
 
 def line_of(asked: Pass, config: Tiling) -> LoopNest | None:

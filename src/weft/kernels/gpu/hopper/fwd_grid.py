@@ -26,6 +26,7 @@ from weft.kernels.gpu.hopper.ops.grids import (
     rows_at,
     tiles_from,
 )
+from weft.kernels.gpu.hopper.ops.layouts import matrix
 
 
 @aggregate
@@ -117,6 +118,6 @@ def store_grid_block(result, heads, item, consumer_id, state):
             where = place_in(heads, rows_at(consumer_id, item, cfg), 0, state)
             tma.async_copy_shared_to_global(state.out_box, where, result)
         else:
-            store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+            store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
     else:
-        store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+        store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)

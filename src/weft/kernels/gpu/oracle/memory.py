@@ -234,7 +234,8 @@ class Call:
     def box(self, name: str) -> Box:
         """A tensor descriptor of a line."""
         found, slot, array = self.described(name)
-        walked = (name[0] in "KV") if self.spec.direction == "forward" else (self.spec.with_dq and name[0] not in "KV")
+        of_keys = self.spec.with_dq or self.spec.makes != "both"
+        walked = (name[0] in "KV") if self.spec.direction == "forward" else (of_keys and name[0] not in "KV")
         return Box(array, slot, found, self.spec.cols if walked else 64)
 
     def _argument(self, name: str) -> Argument:

@@ -11,8 +11,8 @@ from weft.kernels.gpu.ops.bounds import in_three
 PENALTY, STATS, PAIR = (tl.constexpr(x) for x in (constants.PENALTY, constants.STATS, constants.PAIR))
 
 
-# Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None; delta and
-# stats are None where nothing reads them. In stats lse and delta are sums of three numbers of bfloat16, or of float32.
+# Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None. stats: lse
+# and delta, as sums of three numbers of bfloat16 or in float32. delta and stats are None where nothing reads them.
 Numbers = namedtuple("Numbers", "lse dlse delta stats")
 
 # Of the rows of a tile (rows,): where their numbers lie, lse, and its gradient, or lse again if it has none.

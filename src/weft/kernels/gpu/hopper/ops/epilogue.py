@@ -9,7 +9,7 @@ from triton.language import debug_barrier
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.grids import grid_rows
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import by_rows, matrix
+from weft.kernels.gpu.hopper.ops.layouts import by_rows
 from weft.kernels.gpu.hopper.ops.values import UNIT
 
 WARPS = gl.constexpr(GROUP_WARPS)
@@ -100,9 +100,8 @@ def store_rows(sums, tensor, rows, consumer_id):
 
 
 @gluon.jit
-def store_box_rows(result, tensor, rows, consumer_id, DIMS: gl.constexpr):
-    """Write those of the consumer's rows that exist, from a box in shared memory."""
-    tile = matrix(result)
+def store_box_rows(tile, tensor, rows, consumer_id, DIMS: gl.constexpr):
+    """Write those of the consumer's rows that exist, from a tile in shared memory."""
     ROWS: gl.constexpr = tile.type.shape[0]
     WIDTH: gl.constexpr = tile.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
