@@ -6,7 +6,6 @@ from math import prod
 import pytest
 import torch
 from tests.kernels.planned import results
-from tests.tiers import sample
 
 import weft
 from weft.planning.families.hopper import SUMMED, WIDE
@@ -41,7 +40,8 @@ def found_in(case, order=EAGER, processors=1, backward=False):
         return names, results(case, few(processors), (("forward", WIDE), ("dkdv", SUMMED)), backward=backward)
 
 
-@pytest.mark.parametrize("name", sample(CALLS, "3-D, in steps"))
+@pytest.mark.more  # make test has kernels of the same family in test_group_queries
+@pytest.mark.parametrize("name", CALLS)
 def test_right_in_every_order(name):
     """Rows that go again beside rows that do not."""
     case = loud(CALLS[name].case()) if CALLS[name].tokens > 200 else CALLS[name].case()

@@ -216,7 +216,6 @@ def consumer(consumer_id, state):
     """out and lse of one warp group's queries, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    TERMS: gl.constexpr = cfg.terms
     Lse, result = state.Lse, state.out.index(consumer_id)
     scheduler, queries = state.scheduler, state.queries(consumer_id)
     origin, pace = scheduler.rows()
