@@ -30,6 +30,7 @@ CALLS = {
     "2-D, all keys": on_grid((8, 16), (8, 16)),
     "3-D": on_grid((4, 10, 18), (3, 6, 8), (2, 2)),
     "3-D, boxes cut": on_grid((6, 9, 18), (4, 5, 8)),
+    "3-D, first axis cut": on_grid((5, 8, 16), (3, 5, 8)),
     "3-D, in steps": on_grid((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)),
 }
 
@@ -53,15 +54,20 @@ def test_right_in_every_order(name):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name, by_groups", [("2-D", True), ("3-D", False)])
+@pytest.mark.parametrize("name, by_groups", [("2-D", True), ("3-D", True), ("3-D, first axis cut", False)])
 def test_heads_beside_tokens(name, by_groups):
-    """(B, S, H, D) in memory, two batch rows: on three axes descriptors do not reach them, and other kernels do."""
+    """(B, S, H, D) in memory, two batch rows. On three axes these are one with the first axis, unless boxes end beyond
+    it; then other kernels compute them.
+    """
     case = replace(CALLS[name], heads=(2, 2)).case()
     case = replace(
         case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
     )
-    names, found = found_in(case, processors=3)
-    assert any("_2_groups_" in one for one in names) == by_groups
+    case = replace(case, deterministic=False)
+    names, found = found_in(case, processors=3, backward=True)
+    assert [any("_2_groups_" in one for one in names if one.startswith(of)) for of in ("forward", "dkdv")] == [
+        by_groups
+    ] * 2
     check(case, found)
 
 

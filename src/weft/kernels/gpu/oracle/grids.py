@@ -34,6 +34,8 @@ class GridBox:
         found, slot, self.array = call.described(name)
         rank = len(sides)
         self.sides, self.shape = sides, found.shape[-1 - rank : -1]
+        if call.spec.batch_by_places:
+            self.shape = (self.shape[0] // slot.shape[0], *self.shape[1:])
         batch, heads, tokens, width = slot.shape
         to_batch, to_head, to_token, to_dim = slot.strides
         steps = tuple(to_token * prod(self.shape[a + 1 :]) for a in range(rank))
@@ -41,8 +43,12 @@ class GridBox:
         law(found.shape[-1] == width and found.strides[-1] == to_dim == 1, f"{what} has other dims")
         law(found.strides[-1 - rank : -1] == steps, f"{what} has other strides than its grid")
         law(prod(self.shape) <= tokens, f"{what} reaches beyond its tokens")
+        self.by_places = call.spec.batch_by_places
         if rank == 2:
             same = found.shape[:2] == (batch, heads) and found.strides[:2] == (to_batch, to_head)
+        elif self.by_places:
+            same = found.shape[:2] == (heads, batch * self.shape[0]) and found.strides[0] == to_head
+            same = same and to_batch == to_token * prod(self.shape)
         else:
             same = found.shape[0] == batch * heads and (batch == 1 or found.strides[0] * heads == to_batch)
             same = same and (heads == 1 or found.strides[0] == to_head)
@@ -50,6 +56,8 @@ class GridBox:
 
     def tokens(self, at: Ints) -> Ints:
         """The tokens of a box, -1 where the grid has none."""
+        beyond = any(f < 0 or f + side > n for f, side, n in zip(at[:1], self.sides, self.shape, strict=False))
+        law(not (self.by_places and beyond), "a box reaches another batch row")
         found, inside = np.zeros(1, np.int64), np.ones(1, np.bool_)
         for first, side, size in zip(at, self.sides, self.shape, strict=True):
             here = first + np.arange(side)
