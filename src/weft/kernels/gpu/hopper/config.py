@@ -28,6 +28,7 @@ class Config:
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
     are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
+    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads.
     """
 
     d: int
@@ -54,6 +55,7 @@ class Config:
     counted: bool = False
     box: tuple[int, ...] = ()
     tile_box: tuple[int, ...] = ()
+    batch_by_places: bool = False
 
     @property
     def axes(self) -> int:
@@ -122,6 +124,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, key_stages=2, producer_warps=1, consumer_registers=240, producer_registers=24,
             counted=spec.counted, box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
+            batch_by_places=spec.batch_by_places,
         )  # fmt: skip
     if spec.makes != "both":
         return Config(
@@ -161,6 +164,7 @@ def _forward(spec: KernelSpec) -> Config:
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
         box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
+        batch_by_places=spec.batch_by_places,
     )  # fmt: skip
 
 

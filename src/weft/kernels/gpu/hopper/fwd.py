@@ -216,7 +216,6 @@ def consumer(consumer_id, state):
     """out and lse of one warp group's queries, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    TERMS: gl.constexpr = cfg.terms
     Lse, result = state.Lse, state.out.index(consumer_id)
     scheduler, queries = state.scheduler, state.queries(consumer_id)
     origin, pace = scheduler.rows()
@@ -259,7 +258,7 @@ def consumer(consumer_id, state):
             row = rows.token
         else:
             if not cfg.short:
-                place, lane = place_of(item, 0, TERMS)
+                place, lane = place_of(item, 0, cfg.terms)
             # the step is hidden, so that no address is made before all blocks, and held
             own = Rows(batch, head, origin + start, height, opaque(pace))
             store_block(result, own, (place, lane), consumer_id, state)

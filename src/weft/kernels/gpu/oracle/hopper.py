@@ -131,7 +131,7 @@ def forward(call: Call) -> None:
     """Out and Lse of one or two terms, or of one on a grid. Tensor descriptors read their tiles."""
     if call.spec.boxes:
         for block in blocks(call):
-            grids.block_of(call, block.words, block.mine, block.owner[:3], block.parts_at)
+            grids.attended(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
         return
     near, far = ("K_near", "V_near"), ("K_far", "V_far")
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
@@ -230,6 +230,9 @@ def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tup
 def key_gradients(call: Call) -> None:
     """DK and DV of one term, or one of them; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
+        if call.spec.boxes:
+            grids.gradients(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            continue
         if call.spec.with_dq or call.spec.makes != "both":
             _gradients_by_boxes(call, block)
             continue
