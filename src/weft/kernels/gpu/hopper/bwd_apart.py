@@ -2,8 +2,8 @@
 """dQ, dK or dV of wide heads: registers hold one of them, so each has a launch.
 
 A program lives as long as the launch and takes blocks of rows in turn: of queries for dQ, else of keys. It walks tiles
-of the other side. Each of two consumers has half of a block's rows, and keeps their gradient in registers. Results lie
-where rows lay until they have left.
+of the other side. Each of two consumers has half of a block's rows, and keeps their gradient in registers. From there
+it is written, since shared memory is full.
 
 Scores and their gradients subtract lse and delta of queries. Where queries are walked these numbers are added by
 products, whose first factor, ones, is made of constants. Where queries stay a row's numbers are computed before its
@@ -17,7 +17,7 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
@@ -27,7 +27,7 @@ from weft.kernels.gpu.hopper.fwd_loads import load_box
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, channel
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_columns
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
@@ -255,7 +255,6 @@ def consumer(consumer_id: gl.constexpr, state):
     DIMS: gl.constexpr = cfg.dv if cfg.makes == "dv" else cfg.d
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
     scheduler, of_own_s, of_own_g = state.scheduler, state.of_own_s, state.of_own_g
-    own_s = matrix(state.own_s.index(0)).slice(consumer_id * ROWS, ROWS, dim=0)
     i = 0
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
@@ -274,15 +273,14 @@ def consumer(consumer_id: gl.constexpr, state):
             grad = add_tile(i, j, consumer_id, grad, block, numbers, state)
             i = opaque(i) + 1
             j = opaque(gl.where(j + 1 == block.tiles, 0, j + 1))
+        of_own_s.release(t)
         if cfg.makes != "dv":
             of_own_g.release(t)
             grad = grad * state.scale
         origin, pace = scheduler.rows()
-        own_s.store(grad.to(state.own_s.dtype))
-        rows = Rows(block.batch, head, origin + block.start, block.height, pace)
-        store_box_rows(own_s, state.grad, rows, consumer_id, DIMS)
-        fence_async_shared()  # between results and the rows that come there
-        of_own_s.release(t)
+        # the step is hidden, so that no address is made before all blocks, and held
+        rows = Rows(block.batch, head, origin + block.start, block.height, opaque(pace))
+        store_columns(grad.to(state.s.dtype), state.grad, rows, consumer_id, 0, DIMS)
         t += 1
 
 
