@@ -29,8 +29,8 @@ SLOWER = 10  # how many times slower bytes come from a peer than from memory
 class Part:
     """rows: places of the part's queries among the rank's own, ascending. pattern: of these and the part's keys.
 
-    keys: "own" if the part's keys are the rank's own, in their order; else for each key its place among the rank's own
-    keys followed by the received ones, by peer, followed by one that is nothing.
+    keys: "own" if the part's keys are the rank's own, in their order. Else for each key its place among the rank's own
+    keys, followed by the received ones, by peer, and one that is nothing.
     """
 
     rows: Ints

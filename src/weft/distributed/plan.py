@@ -192,8 +192,8 @@ def plan(  # noqa: PLR0913 - the public face
     - pattern: on the indices of the whole sequence of m tokens; n, if given, equals m.
     - heads: (query heads, key heads). head_dim: of q, k and v, or (that of q and k, that of v).
     - shards: "contiguous" (equal runs), "work" (runs of equal live pairs), "zigzag" (runs r and -1 - r of twice as
-      many), "boxes" (the split of the grid that needs fewest bytes), "2x4" (ranks along the axes of the grid), or for
-      each rank the ranges [(first, after), ...] that it holds.
+      many). Or "boxes" (the split of the grid that needs fewest bytes), "2x4" (ranks along the axes of the grid). Or
+      for each rank the ranges [(first, after), ...] that it holds.
     - strategy: one of STRATEGIES, or None: the one that is predicted to take least time.
 
     Raises OptionError for shards and strategies that do not fit, PatternError for a pattern that tells heads or batch

@@ -1,7 +1,7 @@
 """What was measured of a segment, kept in the store for other processes; one entry for each segment, size and card.
 
-The entry names all that a measurement rests on: the graph, its sizes, the card, torch, Triton, and the text of the
-modules that make and launch the kernels. Rows are appended, and the last one holds.
+The entry names all that a measurement rests on: the graph, its sizes, the card, torch and Triton. The text of the
+modules that make and launch the kernels is named too. Rows are appended, and the last one holds.
 """
 
 from __future__ import annotations
