@@ -202,3 +202,11 @@ def test_dynamic_batch_and_length(options):
             agree(fast(**given).last_hidden_state, model(**given).last_hidden_state)
     assert len(fast.explanation.graphs) == 1, str(fast.explanation)
     assert fast.explanation.graphs[0].replaced == 2
+
+
+def test_heads_of_qwen3_are_normed_with_their_products():
+    mask = torch.ones(2, TOKENS, dtype=torch.long)
+    mask[0, : TOKENS // 2] = 0
+    model, given = made("qwen3", "sdpa"), inputs("qwen3") | {"use_cache": False, "attention_mask": mask}
+    (graph,) = agrees(model, given).graphs
+    assert sum(one.what == "query, key and value, normed by head, rotated by position" for one in graph.segments) == 2

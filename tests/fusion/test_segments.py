@@ -191,7 +191,8 @@ def test_a_rewritten_graph_gives_the_same(name, monkeypatch):
     module, inputs = MODULES[name][0](), MODULES[name][1]()
     graph = graph_of(module, *inputs)
     given = [x for node in graph.graph.nodes if node.op == "placeholder" for x in [node.meta["example_value"]]]
-    placed = place_segments(graph, Settings(inner="eager"), "", None, chosen)
+    with torch.no_grad():
+        placed = place_segments(graph, Settings(inner="eager"), "", None, chosen)
     assert placed and all(one.fused for one in placed)
 
     def rewritten(module, real):
@@ -208,7 +209,7 @@ def test_what_stays_is_said():
     torch._dynamo.reset()
     fast = weft.fuse(module, options=EAGER)
     agree(fast(X), module(X))  # with gradients
-    assert "because gradients are enabled" in str(fast.explanation)
+    assert "because its tensors are on cpu" in str(fast.explanation)
     torch._dynamo.reset()
     fast = weft.fuse(module, options=EAGER)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

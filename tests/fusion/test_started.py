@@ -65,6 +65,7 @@ def tensors_of(spec):
 SPECS = [
     ProductSpec("gelu", biased=True),
     ProductSpec("silu", gated=True),
+    ProductSpec("silu", gated=True, keeps=True),
     ProductSpec(biased=True, residual=True),
     ProjectionsSpec(64, biased=True),
     ProjectionsSpec(64, tables=True),
@@ -102,7 +103,7 @@ def test_calls_are_found_by_addresses(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
     monkeypatch.setattr(segment, "is_capturing", lambda: False)
     room = half(2, M // 2, N)
-    monkeypatch.setattr(segment, "_room", lambda spec, tensors: room)
+    monkeypatch.setattr(kernels, "room", lambda spec, tensors: [room])
 
     class Made(kernels.Prepared):
         def run(self):

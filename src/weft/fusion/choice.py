@@ -103,9 +103,17 @@ def _reason_against(found: Found) -> str:
             return "a tensor of it is not contiguous"
         if hint(one.shape[-1]) * one.element_size() % ALIGNED:
             return f"a tensor has rows of no multiple of {ALIGNED} bytes"
-    if any(torch.is_grad_enabled() and one.requires_grad for one in tensors):
-        return "gradients are asked for, and its kernel has none"
-    return ""
+    return _has_no_gradient(found.spec, tensors) if torch.is_grad_enabled() else ""
+
+
+def _has_no_gradient(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> str:
+    """Why a kernel has no gradient that is asked for, or ""."""
+    if isinstance(spec, ProductSpec):
+        return ""
+    if spec.normed:
+        return "gradients are asked for, and its norm of heads has none"
+    tables = tensors[-2:] if spec.tables else []
+    return "its tables have gradients" if any(one.requires_grad for one in tables) else ""
 
 
 def _cannot_pay(found: Found) -> str:
@@ -131,13 +139,13 @@ def _configs(found: Found) -> Any:
         m *= hint(size)
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
-        return configs(m, n, 1 + spec.gated, processors, beside=spec.residual)
-    if spec.tables and spec.d & (spec.d - 1):
+        return configs(m, n, 1 + spec.gated, processors, beside=spec.beside)
+    if spec.by_head and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
     widths = [hint(value(node).shape[1 if spec.by_rows else 0]) for node in found.inputs[1:4]]
     if spec.by_rows and len(set(widths)) > 1:
         return iter(())  # rows of weights, which one descriptor walks, are of one length
-    some = configs(m, sum(widths), 1, processors, spec.d if spec.tables else 1, spec.tables)
+    some = configs(m, sum(widths), 1, processors, spec.d if spec.by_head else 1, spec.by_head)
     return (one for one in some if not any(width % one.cols for width in widths))
 
 
@@ -158,7 +166,7 @@ class _Measurement:
         unfused = seconds_of([partial(made, *tensors) for tensors in self.copies])
         best: tuple[float, Tiling] | None = None
         dropped = []
-        room = [torch.empty_like(x) for x in expected]
+        room = kernels.room(spec, self.tensors)
         launches = [prepared(spec, config, self.tensors, room) for config in some]
         for config, launch, why in zip(some, launches, kernels.compile_all(launches), strict=True):
             others = [] if why else [prepared(spec, config, tensors, room) for tensors in self.copies[1:]]
@@ -236,7 +244,9 @@ def _times(fused: float, unfused: float) -> str:
 def spec_words(spec: ProductSpec | ProjectionsSpec) -> str:
     """What a segment is, in a few words."""
     if isinstance(spec, ProjectionsSpec):
-        return "query, key and value" + (", rotated by position" if spec.tables else "")
+        done = ", normed by head" * spec.normed + ", rotated by position" * spec.tables
+        return f"query, key and value{done}"
     parts = ["product", *(["bias"] if spec.biased else []), *([spec.activation] if spec.activation else [])]
     parts += [*(["gate"] if spec.gated else []), *(["residual"] if spec.residual else [])]
+    parts += ["what gradients need"] if spec.keeps else []
     return ", ".join(parts)

@@ -23,24 +23,41 @@ FARTHEST = ALIGNED << 31  # bytes that places in steps of ALIGNED reach, as inte
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """What a product does; `weft.kernels.gpu.gemm.meaning.product`. by_rows: weights are (k, n)."""
+    """What a product does; `weft.kernels.gpu.gemm.meaning.product`. by_rows: weights are (k, n). keeps: it also gives
+    `meaning.before`, for gradients.
+    """
 
     activation: str = ""
     gated: bool = False
     biased: bool = False
     residual: bool = False
     by_rows: bool = False
+    keeps: bool = False
+
+    @property
+    def beside(self) -> int:
+        """How many tiles beside that of the result are loaded or stored."""
+        return self.residual + (1 + self.gated) * self.keeps
 
 
 @dataclass(frozen=True)
 class ProjectionsSpec:
-    """What the products before attention do. d: channels of a head. tables: cos and sin are given."""
+    """What the products before attention do. d: channels of a head. tables: cos and sin are given. normed: heads of
+    query and key are divided by their root mean square with this epsilon, times weights that are given.
+    """
 
     d: int
     biased: bool = False
     tables: bool = False
     interleaved: bool = False
     by_rows: bool = False
+    normed: bool = False
+    epsilon: float = 0.0
+
+    @property
+    def by_head(self) -> bool:
+        """Whether something is done to whole heads."""
+        return self.tables or self.normed
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,7 @@ def libraries(spec: ProductSpec | ProjectionsSpec) -> list[Library]:
     """Ways in which cuBLASLt computes a product with what follows it. That is a residual with or without a bias, or a
     bias with ReLU or GELU by tanh.
     """
-    if isinstance(spec, ProjectionsSpec) or spec.gated:
+    if isinstance(spec, ProjectionsSpec) or spec.gated or spec.keeps:
         return []
     if spec.residual:
         there = not spec.activation and cublaslt.library() is not None
@@ -209,7 +226,7 @@ Results = Sequence[Tensor] | None
 
 
 def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
-    """(..., n) of x (..., k), as one result.
+    """(..., n) of x (..., k), as one result; where it keeps what is before its activation, (1 or 2, ..., n) as another.
 
     tensors: x, weight, then as far as spec has them gate, bias, gate's bias, residual. results: room for it.
     """
@@ -222,7 +239,8 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
     residual = more.pop(0) if spec.residual else None
     rows = x.reshape(-1, x.shape[-1])
     (m, k), n = rows.shape, weight.shape[1 if spec.by_rows else 0]
-    out = x.new_empty((*x.shape[:-1], n)) if results is None else results[0]
+    results = room(spec, tensors) if results is None else results
+    out, kept = results[0], results[1].view(1 + spec.gated, m, n) if spec.keeps else None
     of_x, of_weights, of_out = _blocks(config, spec.by_rows, spec.gated)
     which = None
     if gate is None:
@@ -232,44 +250,56 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
         weights, which = _together([first, second], _apart(first, second), of_weights), int(gate is second)
     args = (
         _box(rows, of_x), weights, _box(None if residual is None else residual.reshape(-1, n), of_out),
-        _box(out.view(-1, n), of_out), bias, gate_bias, None, None, m, n, k, 0, 0, 0.0,
+        _box(out.view(-1, n), of_out), _box(kept, [1, *of_out]), bias, gate_bias, None, None, m, n, k, 0, 0, 0.0,
     )  # fmt: skip
     options = {"ACTIVATION": spec.activation, "GATE": which, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
     options["EVEN"] = n % config.cols == 0
     tiles = -(-m // config.rows) * -(-n // config.cols)
-    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device), spec.residual)
-    return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))
+    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device), spec.beside)
+    return Prepared(kernel, (programs,), args, options | _tiling(config), tuple(results))
 
 
 def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
     """q, k and v beside each other (..., q_n + 2 kv_n), of x (..., depth), which has batch rows and tokens before.
 
-    tensors: x, three weights, then as far as spec has them three biases, and cos and sin (batch rows or 1, tokens, d).
-    results: room for them.
+    tensors: x, three weights, then as far as spec has them three biases, two norms (d,), and cos and sin (batch rows or
+    1, tokens, d). results: room for them.
     """
     from weft.kernels.gpu.gemm.projections import projections as kernel
 
     x, *weights = tensors[:4]
     more = list(tensors[4:])
     biases = [more.pop(0) for _ in range(3)] if spec.biased else [None] * 3
+    norms = [more.pop(0) for _ in range(2)] if spec.normed else [None] * 2
     cos, sin = (more.pop(0), more.pop(0)) if spec.tables else (None, None)
     rows, length = x.reshape(-1, x.shape[-1]), x.shape[-2]
     (m, depth), axis = rows.shape, 1 if spec.by_rows else 0
     widths = [w.shape[axis] for w in weights]
-    out = x.new_empty((*x.shape[:-1], sum(widths))) if results is None else results[0]
+    results = room(spec, tensors) if results is None else results
+    out = results[0]
     of_x, of_weights, of_out = _blocks(config, spec.by_rows)
     batch_stride = 0 if cos is None or cos.shape[0] == 1 else length * spec.d
     first = min(weights, key=Tensor.data_ptr)
     places = [_apart(first, w) * w.element_size() // ALIGNED for w in weights]
     args = (
         _box(rows, of_x), _together(weights, ALIGNED // x.element_size(), of_weights, 1 + max(places)),
-        _box(out.view(-1, sum(widths)), of_out), *biases, None, None, cos, sin,
-        *places, m, widths[0], widths[1], depth, length, batch_stride, 0.0,
+        _box(out.view(-1, sum(widths)), of_out), *biases, *norms, cos, sin,
+        *places, m, widths[0], widths[1], depth, length, batch_stride, spec.epsilon,
     )  # fmt: skip
     options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
     options |= _tiling(config)
-    programs = config.programs(-(-m // config.rows) * (sum(widths) // config.cols), 1, card_of(x.device), spec.tables)
-    return Prepared(kernel, (programs,), args, options, (out,))
+    programs = config.programs(-(-m // config.rows) * (sum(widths) // config.cols), 1, card_of(x.device), spec.by_head)
+    return Prepared(kernel, (programs,), args, options, tuple(results))
+
+
+def room(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """For what a kernel gives."""
+    x, weights = tensors[0], tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1:2]
+    sizes = *x.shape[:-1], sum(w.shape[1 if spec.by_rows else 0] for w in weights)
+    found = [x.new_empty(sizes)]
+    if isinstance(spec, ProductSpec) and spec.keeps:
+        found.append(x.new_empty((1 + spec.gated, *sizes)))
+    return found
 
 
 @cache

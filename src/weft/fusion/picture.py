@@ -26,11 +26,11 @@ MIB = 1 << 20
 
 
 def svg(found: Found, gpu: Gpu, title: str = "") -> str:
-    """The picture as SVG: left as Inductor leaves the layer, right as it was found."""
+    """The picture as SVG: left before fusion, as Inductor leaves the layer, right after it, as the search found it."""
     before = unfused(found.layer)
     columns = [
-        (LEFT, before, "without fusion beyond Inductor's"),
-        (LEFT + COLUMN, found.scheme, "as found"),
+        (LEFT, before, "before: kernels as Inductor makes them"),
+        (LEFT + COLUMN, found.scheme, "after: the best segments by prediction"),
     ]
     height = TOP + max(_height(digits) for _, digits, _ in columns) + 54
     body = [line for x, digits, name in columns for line in _column(found.layer, digits, gpu, x, name)]

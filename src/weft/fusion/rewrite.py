@@ -63,7 +63,7 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> t
         _sweep(module.graph)
         module.graph.lint()
         module.recompile()
-    report.segments = place_segments(module, settings, refused or _trained(), known.given)
+    report.segments = place_segments(module, settings, refused, known.given)
     with suppress(Unsized):  # then bytes cannot be counted
         report.layers = layers_of(module.graph, shares)
     return report, masks
@@ -88,10 +88,6 @@ def _against_all(graph: Graph) -> str:
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         return "autocast is enabled, and weft's operator has no rule for it"
     return ""
-
-
-def _trained() -> str:
-    return "gradients are enabled, and its kernel has none" if torch.is_grad_enabled() else ""
 
 
 class _Inputs:

@@ -6,22 +6,22 @@ copied, and a peer touches only the rows that it adds to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.distributed.local import Part, local_of
+from weft.distributed.local import Part, local_of, pieces_of
 from weft.torch.distributed import moved
 from weft.torch.distributed.exchange import Pending
 from weft.torch.distributed.lists import Edge, lists_of
 from weft.torch.distributed.ranks import Rank, Result
 from weft.torch.distributed.rows import added, merged_into, take, taken
-from weft.torch.distributed.scores import with_tables
+from weft.torch.distributed.scores import of_heads, with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -39,57 +39,122 @@ class _Layer(torch.autograd.Function):
     def forward(ctx: Any, at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tables: Tensor) -> Result:
         ctx.at, ctx.wanted = at, sinks is not None and ctx.needs_input_grad[4]
         ctx.set_materialize_grads(False)
-        work, main = _Work(at, (q, k, v)), local_of(at.plan, at.rank).main
-        keys, queries = work.send()
-        whole = at.attend((q, k, v), main, sinks) if isinstance(main.keys, str) else None
-        partial = [] if queries is None else moved.partial(at, work.queries(queries.arrived()), (k, v))
-        back = None if queries is None else moved.send(at, q, partial)
-        came = work.halves(keys.arrived())
-        if whole is None:
-            whole = at.attend((q, *work.all_keys(came)), main, sinks)
-        for part, edge in work.edges():
-            given = taken(q, edge.rows), *(taken(x, edge.keys) for x in came)
-            merged_into(whole, edge.rows, at.attend(given, part))
-        arrived = [] if back is None else moved.merge(at, whole, back)
-        kept = [x for pair in (*partial, *arrived) for x in pair]
-        rows = None if queries is None else queries.buffer
-        ctx.save_for_backward(q, k, v, sinks, *whole, keys.buffer, rows, *tables, *kept)
+        pieces = _pieces(at, (q, k, v))
+        sent = [work.send() for work, _ in pieces]
+        made = [_attended(work, pair, _of(sinks, heads)) for (work, heads), pair in zip(pieces, sent, strict=True)]
+        whole = _joined([out for (out, _), _ in made]), _joined([lse for (_, lse), _ in made])
+        kept = [x for _, kept in made for x in kept]
+        rows = None if sent[0][1] is None else sent[0][1].buffer
+        buffers = [keys.buffer for keys, _ in sent]
+        ctx.save_for_backward(q, k, v, sinks, *whole, rows, *buffers, *tables, *kept)
         return whole
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
-        q, k, v, sinks, out, lse, buffer, rows, *kept = ctx.saved_tensors
-        at, kept = _with_tables(ctx.at, kept)
-        work, main = _Work(at, (q, k, v)), local_of(at.plan, at.rank).main
-        results, grads, given = (out, lse), (dout, dlse), (sinks, ctx.wanted)
-        flat = torch.empty_like(buffer) if work.lists.covered else torch.zeros_like(buffer)
-        came, back = work.halves(buffer), work.halves(flat)
-        # exchanges have one order on all ranks, whatever each of them computes meanwhile
-        pending = None if rows is None else moved.send_gradients(at, results, grads, kept)
-        of_rows = [work.of_edge(*each, (results, grads), (came, back)) for each in work.edges()]
-        of_asked = [] if pending is None else moved.of_asked(at, work.queries(rows), (k, v), kept, pending)
-        of_queries = work.send_queries_back([x[0] for x in of_asked]) if of_asked else None
-        if isinstance(main.keys, str):
-            home = work.send_back(flat)  # on its way while the rank's own keys are computed
-            dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, results, grads, given)
-        else:
-            dq, *of_all, dsinks, of_tables = at.gradients((q, *work.all_keys(came)), main, results, grads, given)
-            dk, dv = work.own(of_all, flat)
-            home = work.send_back(flat)
+        q, k, v, sinks, out, lse, rows, *kept = ctx.saved_tensors
+        count = pieces_of(ctx.at.plan)
+        at, rest = _with_tables(ctx.at, kept[count:])
+        made = []
+        for (work, heads), buffer in zip(_pieces(at, (q, k, v)), kept[:count], strict=True):
+            results, grads = (_of(out, heads), _of(lse, heads)), (_of(dout, heads), _of(dlse, heads))
+            saved = _Saved(results, grads, (_of(sinks, heads), ctx.wanted), (buffer, rows), rest)
+            made.append(_gradients(work, saved))
+        # what comes home is added when all is computed
+        dq, dk, dv = (_joined(list(x)) for x in zip(*(finish() for _, _, finish in made), strict=True))
+        dsinks = torch.cat([x for x, _, _ in made]) if ctx.wanted else None
+        every = [x for _, some, _ in made for x in some if x is not None]
+        return None, dq, dk, dv, dsinks, *_summed(every, ctx.needs_input_grad[5:])
+
+
+# ---- a piece: some heads ---------------------------------------------------------------------------------------------
+class _Saved(NamedTuple):
+    """Of some heads: (out, lse) and their gradients; sinks, and whether their gradient is wanted; keys with values and
+    queries that came; what `moved` kept.
+    """
+
+    results: Result
+    grads: tuple[Tensor | None, Tensor | None]
+    sinks: tuple[Tensor | None, bool]
+    came: tuple[Tensor, Tensor | None]
+    kept: Sequence[Tensor]
+
+
+def _pieces(at: Rank, tensors: Three) -> list[tuple[_Work, slice]]:
+    """The heads in the groups that travel alone: while one's keys are on their way, others are computed."""
+    count, (q, k, v) = pieces_of(at.plan), tensors
+    if count == 1:
+        return [(_Work(at, tensors), slice(None))]
+    found = []
+    for n in range(count):
+        of_q, of_k = (slice(x.shape[1] * n // count, x.shape[1] * (n + 1) // count) for x in (q, k))
+        score = None if at.score is None else of_heads(at.score, of_q.start)
+        one = replace(at, score=score, head=at.head + of_q.start)
+        found.append((_Work(one, (q[:, of_q], k[:, of_k], v[:, of_k])), of_q))
+    return found
+
+
+def _of(x: Tensor | None, heads: slice) -> Any:
+    """Some heads of (B, H, ...), or of sinks (H,)."""
+    return x if x is None else x[heads] if x.ndim == 1 else x[:, heads]
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def _attended(work: _Work, sent: tuple[Pending, Pending | None], sinks: Tensor | None) -> tuple[Result, list[Tensor]]:
+    """((out, lse), what the backward needs of moved rows)."""
+    at, (q, k, v), (keys, queries) = work.at, work.tensors, sent
+    main = local_of(at.plan, at.rank).main
+    whole = at.attend((q, k, v), main, sinks) if isinstance(main.keys, str) else None
+    partial = [] if queries is None else moved.partial(at, work.queries(queries.arrived()), (k, v))
+    back = None if queries is None else moved.send(at, q, partial)
+    came = work.halves(keys.arrived())
+    if whole is None:
+        whole = at.attend((q, *work.all_keys(came)), main, sinks)
+    for part, edge in work.edges():
+        given = taken(q, edge.rows), *(taken(x, edge.keys) for x in came)
+        merged_into(whole, edge.rows, at.attend(given, part))
+    arrived = [] if back is None else moved.merge(at, whole, back)
+    return whole, [x for pair in (*partial, *arrived) for x in pair]
+
+
+def _gradients(work: _Work, saved: _Saved) -> tuple[Tensor | None, list[Any], Callable[[], Three]]:
+    """(dsinks, dtables of each part, what adds what comes home and returns dq, dk and dv)."""
+    at, (q, k, v), (buffer, rows), pair = work.at, work.tensors, saved.came, (saved.results, saved.grads)
+    main = local_of(at.plan, at.rank).main
+    flat = torch.empty_like(buffer) if work.lists.covered else torch.zeros_like(buffer)
+    came, back = work.halves(buffer), work.halves(flat)
+    # exchanges have one order on all ranks, whatever each of them computes meanwhile
+    pending = None if rows is None else moved.send_gradients(at, *pair, saved.kept)
+    of_rows = [work.of_edge(*each, pair, (came, back)) for each in work.edges()]
+    of_asked = [] if pending is None else moved.of_asked(at, work.queries(rows), (k, v), saved.kept, pending)
+    of_queries = work.send_queries_back([x[0] for x in of_asked]) if of_asked else None
+    if isinstance(main.keys, str):
+        home = work.send_back(flat)  # on its way while the rank's own keys are computed
+        dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, *pair, saved.sinks)
+    else:
+        dq, *of_all, dsinks, of_tables = at.gradients((q, *work.all_keys(came)), main, *pair, saved.sinks)
+        dk, dv = work.own(of_all, flat)
+        home = work.send_back(flat)
+
+    def finish() -> Three:
         for edge, grad, _ in of_rows:
             added(dq, edge.rows, grad)
-        for _, *more, _ in of_asked:
-            if more[0] is not None:
-                dk, dv = dk + more[0], dv + more[1]
+        for more in of_asked:
+            for grad, part in zip((dk, dv), more[1:3], strict=True):
+                if part is not None:
+                    grad.add_(part)
         if of_queries is not None:
             work.add_queries(dq, of_queries)
         work.add((dk, dv), home)
-        every = [of_tables, *(x[2] for x in of_rows), *(x[3] for x in of_asked)]
-        dtables = _summed([x for x in every if x is not None], ctx.needs_input_grad[5:])
-        return None, dq, dk, dv, dsinks, *dtables
+        return dq, dk, dv
+
+    return dsinks, [of_tables, *(x[2] for x in of_rows), *(x[3] for x in of_asked)], finish
 
 
+# ---- score functions' tables -----------------------------------------------------------------------------------------
 def _with_tables(at: Rank, kept: Sequence[Tensor]) -> tuple[Rank, Sequence[Tensor]]:
     """(the rank with the tables that were saved, what was saved behind them)."""
     if at.score is None:
