@@ -124,7 +124,7 @@ def walk(i, q, span, state, scoring):
         if TERMS == 2:
             if s == span.near:
                 i = state.tiles.pass_over(i, span.between)
-        i = opaque(i)  # else four multiplications more a tile, and long runs took 1.12 (benchmarks/notes/triton.md)
+        i = opaque(i)  # else four multiplications more a tile, and 1.12 on long runs (benchmarks/notes/triton.md, T72)
         x = scores_of(i, q, state, scoring)
         j, here = span.tile(s, TERMS)  # after the wait: before it, ptxas makes other code
         sums = add_tile(i, j, s, x, sums, here, state, scoring)
