@@ -1,4 +1,6 @@
-"""Which kernels compute a call: one loop over families of kernels and their configurations.
+"""Which kernels a plan lists, and which is the cheapest: one loop over families and their configurations.
+
+At a call `weft.kernels.gpu.select` takes one of those that the plan lists.
 
 A GPU's direction is weighed among tilings of all families that have tiles. Then a forward in tiles is weighed against
 split keys, and gradients by two kernels against one. On a CPU every Acsr is planned alone (`weft.planning.tiling.cpu`).
