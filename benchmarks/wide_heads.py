@@ -104,8 +104,9 @@ def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list
     """(name, what makes its calls)"""
     yield "weft", partial(own, workload, tensors, direction, ())
     if direction == "bwd":
+        keys = plan_attention(workload.make(), workload.problem("cuda"), card()).asked("dkdv")
         for tiling in hopper.SUMS:
-            if tiling == hopper.SUMMED or workload.d == hopper.CONFIGS_AT:
+            if not (hopper.no_list(keys) if tiling == hopper.LISTED else hopper.no_sums(keys)):
                 name = f"weft summed {tiling.rows}x{tiling.cols}"
                 yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:

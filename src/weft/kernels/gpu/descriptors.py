@@ -68,8 +68,8 @@ def box_kind(name: str, spec: KernelSpec) -> str:
     them: what lies beyond the tensor's reads as zeros.
     """
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
-    if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
-        return _box_kind("float32", [1, 1, config.columns, 1, config.width // config.consumers])
+    if spec.with_dq and tensor == "DQ":  # half of the dims of a tile
+        return _box_kind("float32", [1, 1, config.columns, 1, config.width // 2])
     if spec.of_keys:
         places = config.consumers * config.rows if tensor in KEYS else config.columns
     else:

@@ -34,7 +34,9 @@ CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
-SUMS = {SUMMED: 231_056, SUMMED_NARROW: 215_696}
+# LISTED: the same of a list of whole blocks, at D=128; two programs are side by side.
+LISTED = Tiling(64, 64, 4, 1, 128, True, 1)
+SUMS = {SUMMED: 231_056, SUMMED_NARROW: 215_696, LISTED: 107_564}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
@@ -42,6 +44,11 @@ EVEN = 1.5  # how much longer than the mean the longest of programs may be that 
 def has_row_bounds(tiling: Tiling) -> bool:
     """Whether a kernel reads the bounds of rows from its tables: at wide heads."""
     return bool(tiling.groups) and tiling not in CONFIGS.values()
+
+
+def resident(tiling: Tiling) -> int:
+    """Programs of warp groups that a processor runs side by side."""
+    return 2 if tiling == LISTED else 1
 
 
 def sums_of(problem: Problem) -> Tiling:
@@ -67,6 +74,17 @@ def no_sums(asked: Pass) -> str:
     if tiling == SUMMED_NARROW and as_lines(nest) is None:
         return "its bounds are no clipped lines: what is no number in a document would reach those beside it"
     return "descriptors would reach tokens that nobody sees" if extents(nest) is None else ""
+
+
+def no_list(asked: Pass) -> str:
+    """Why all gradients cannot come of one walk over lists of whole blocks; "" where they can."""
+    problem, plan = asked.problem, asked.planned(LISTED)
+    if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (WIDE_AT,) * 2 or DTYPES[problem.dtype] != 2:
+        return f"its kernel is for D={WIDE_AT} in 16 bits on Hopper"
+    if len(asked.rows) > 1 or plan.blocks is None or plan.nests:
+        return "heads differ" if len(asked.rows) > 1 else "it is no list of blocks alone"
+    whole = (plan.acsr.remainder.bit_index < 0).all() and not (problem.m % LISTED.cols or problem.n % LISTED.rows)
+    return "" if whole else "some blocks are not whole"
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------

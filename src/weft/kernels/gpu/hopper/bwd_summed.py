@@ -3,7 +3,8 @@
 
 A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
 keys of a block and for its tiles of queries. A tile is (keys, queries), so that both weights and dS are first factors
-in registers. Each of two consumers has half of a block's keys, and keeps their dK and dV in registers.
+in registers. Each of two consumers has half of a block's keys, and keeps their dK and dV in registers. Of a list of
+tiles (`Config.listed`) a single consumer has all keys of a block, and two programs are side by side.
 
 dQ of a tile is a sum over all keys of a block. So each consumer leaves its dS, (rows of keys, queries), in shared
 memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K. It does so a tile
@@ -14,19 +15,15 @@ one makes five.
 
 from __future__ import annotations
 
-from typing import Any
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language import debug_barrier
-from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu import constants
+from weft.kernels.gpu.hopper.bwd_summed_loads import PAIR, PARTS, Summed, adder, producer
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
-from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
+from weft.kernels.gpu.hopper.ops.channel import channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
 from weft.kernels.gpu.hopper.ops.layouts import (
     accumulator,
@@ -35,137 +32,23 @@ from weft.kernels.gpu.hopper.ops.layouts import (
     exchanged,
     first_factor,
     flat,
-    line,
     matrix,
     tiles,
 )
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
-from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
+from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
 
-PAIR = gl.constexpr(constants.PAIR)  # numbers of a query that its scores subtract
-DS = gl.constexpr(2)  # tiles of what dQ is made of
 LANES = gl.constexpr(32)
-
-
-@aggregate
-class Summed:
-    """The kernel's arguments, shared memory and channels.
-
-    k: two blocks'; v: one block's. q, do, stats: the ring of tiles that are walked; stats has -lse / scale of a
-    tile's queries, then -delta. ds: dS of two tiles. sums: the dQ of a tile, each consumer's columns.
-
-    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
-    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
-    of queries.
-    """
-
-    cfg: gl.constexpr
-    DK: Tensor
-    DV: Tensor
-    Stats: gl.tensor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    q: gl.shared_memory_descriptor
-    do: gl.shared_memory_descriptor
-    stats: gl.shared_memory_descriptor
-    ds: gl.shared_memory_descriptor
-    sums: gl.shared_memory_descriptor
-    keys: Channel
-    values: Channel
-    queries: Channel
-    ready: Ring
-    used: Ring
-    made: Ring
-    taken: Ring
-    scheduler: TileScheduler
-    heads: gl.tensor
-    length: gl.tensor
-    scale: gl.tensor
-    k_box: Any
-    v_box: Any
-    q_box: Any
-    do_box: Any
-    dq_box: Any
-
-
-# ---- producer --------------------------------------------------------------------------------------------------------
-@gluon.jit
-def load_queries(i, j, at, run, rows, state):
-    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
-    tile, and the step between them.
-    """
-    cfg: gl.constexpr = state.cfg
-    queries = state.queries
-    stage, first = queries.stage(i), j * cfg.columns
-    queries.acquire(i)
-    queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    where = [at[0], at[1], run.place + first, run.lane, 0]
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
-    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
-    r, step = rows
-    row = (first + gl.minimum(r, run.count - 1 - first)) * step
-    if cfg.counted:  # places are tokens, and a run may begin before the first
-        row = gl.maximum(row, -run.place)
-    for n in gl.static_range(PAIR):
-        async_copy.async_copy_global_to_shared(state.stats.index(PAIR * stage + n), at[2] + row * PAIR + n)
-    queries.commit(i)
-
-
-@gluon.jit
-def load_side(t, where, side, box, to):
-    """Ask for the keys of block t, or for their values, once their place is not read any more."""
-    side.acquire(t)
-    side.expect(t, box.block_type.nbytes)
-    stage = side.stage(t)
-    tma.async_copy_global_to_shared(box, where, side.full.index(stage), to.index(stage))
-
-
-@gluon.jit
-def producer(state, CHAINED: gl.constexpr):
-    """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys.
-
-    They are asked for in the order in which their places become free. A block's keys come while the block before is
-    walked, its values after its first tile.
-    """
-    cfg: gl.constexpr = state.cfg
-    r = gl.arange(0, cfg.columns, layout=line(1, cfg.producer_warps))
-    scheduler = state.scheduler
-    here = scheduler.part()
-    origin, step = gl.load(here), gl.load(here + PART)
-    i = 0
-    t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
-        place, lane = place_of(item, 0, 1)
-        run = run_of(item, 0, 1)
-        first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
-        where = [batch, kv_head, place, lane, 0]
-        n = tiles_of(run.count, cfg.columns)
-        if n > 0:
-            load_side(t, where, state.keys, state.k_box, state.k)
-        if CHAINED and t == 0:
-            gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
-        for h in range(0, share):
-            row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
-            at = (batch, head + h, state.Stats + row * PAIR)
-            for j in range(0, n):
-                load_queries(i, j, at, run, (r, step), state)
-                if (h | j) == 0:
-                    load_side(t, where, state.values, state.v_box, state.v)
-                i += 1
-        t += gl.minimum(n, 1)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds of a block's memory: its rows of K and V, and its dims of all keys."""
+    """What a consumer holds of a block's memory: its rows of K and V, and all keys."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
-    k_dims: gl.shared_memory_descriptor
+    every: gl.shared_memory_descriptor
 
 
 @aggregate
@@ -196,9 +79,11 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
     start, height = gl.load(item), gl.load(item + 1)
     _, count = keys_of(item, 0)
+    n = tiles_of(count, cfg.columns)
+    if cfg.listed:  # nothing cuts a tile
+        return Block(batch, kv_head, start, height, n, share, r, r, n, n)
     low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
     seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
-    n = tiles_of(count, cfg.columns)
     return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)
 
 
@@ -207,10 +92,9 @@ def own_of(t, consumer_id: gl.constexpr, state):
     """What the consumer holds of the memory of block t."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
     k, v = matrix(state.k.index(state.keys.stage(t))), matrix(state.v.index(0))
     mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
-    return Own(mine_k, mine_v, k.slice(consumer_id * DIMS, DIMS, dim=1))
+    return Own(mine_k, mine_v, k)
 
 
 @gluon.jit
@@ -238,7 +122,7 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     x = less(state.stats.index(PAIR * at), own.k, q.permute((1, 0)), layout)
     y = less(state.stats.index(PAIR * at + 1), own.v, do.permute((1, 0)), layout)
     x = warpgroup_mma_wait(1, (x,))
-    if (j < block.below) | (j >= block.beyond):
+    if not cfg.listed and ((j < block.below) | (j >= block.beyond)):
         columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
         words, bit = mask_words(block.low - j * TILE, block.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
@@ -248,7 +132,7 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     y = warpgroup_mma_wait(1, (y,))
     ds = (p * y).to(dtype)
     state.used.wait_before(i)
-    state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
+    state.ds.index(i & (cfg.consumers - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
     fence_async_shared()
     state.ready.arrive(i)
     return dv, ds
@@ -262,13 +146,14 @@ def ask_dk(i, ds, dk, state):
 
 
 @gluon.jit
-def ask_dq(i, own, state):
-    """Ask for a consumer's dims of the dQ of tile i of the ring, once all consumers have left what it takes."""
-    DIMS: gl.constexpr = own.k_dims.shape[1]
-    none = gl.zeros([state.cfg.columns, DIMS], gl.float32, accumulator(DIMS))
+def ask_dq(i, part: gl.constexpr, own, state):
+    """Ask for a part of the dims of the dQ of tile i of the ring, once all consumers have left what it takes."""
+    cfg: gl.constexpr = state.cfg
+    DIMS: gl.constexpr = cfg.width // PARTS
+    none = gl.zeros([cfg.columns, DIMS], gl.float32, accumulator(DIMS))
     state.ready.wait(i)
-    ds = state.ds.index(i & (DS - 1)).permute((1, 0))
-    return warpgroup_mma(ds, own.k_dims, none, use_acc=False, is_async=True)
+    ds = state.ds.index(i & (cfg.consumers - 1)).permute((1, 0))
+    return warpgroup_mma(ds, own.every.slice(part * DIMS, DIMS, dim=1), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -285,16 +170,22 @@ def odd_rows_exchanged(x):
 
 
 @gluon.jit
-def leave_dq(i, dq, consumer_id: gl.constexpr, state):
-    """Leave the consumer's dims of the dQ of tile i of the ring for who adds it to memory."""
-    ROWS: gl.constexpr = dq.type.shape[0]
-    COLUMNS: gl.constexpr = dq.type.shape[1]
+def leave_dq(i, dq, part: gl.constexpr, state):
+    """Leave a part of the dQ of tile i of the ring for who adds it to memory; the consumer's last."""
     state.used.arrive(i)
-    dq = odd_rows_exchanged(dq * state.scale)
-    state.taken.wait_before(i)
-    state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+    leave_part(i, dq, part, state)
     fence_async_shared()
     state.made.arrive(i)
+
+
+@gluon.jit
+def leave_part(i, dq, part: gl.constexpr, state):
+    """Leave a part of the dQ of tile i of the ring in shared memory."""
+    ROWS: gl.constexpr = dq.type.shape[0]
+    COLUMNS: gl.constexpr = dq.type.shape[1]
+    dq = odd_rows_exchanged(dq * state.scale)
+    state.taken.wait_before(i)
+    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
 
 
 @gluon.jit
@@ -312,7 +203,7 @@ def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
         i = opaque(i) + 1
         j = opaque(gl.where(j + 1 == n, 0, j + 1))
         dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state)
-        dq = ask_dq(i - 1, own, state)
+        dq = ask_dq(i - 1, consumer_id, own, state)
         dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
         dv, dq = warpgroup_mma_wait(1, (dv, dq))
         leave_dq(i - 1, dq, consumer_id, state)
@@ -323,10 +214,40 @@ def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
 
 
 @gluon.jit
+def walk_alone(t, i, own, block, sums, state):
+    """As `walk`, of a consumer that has all of a block's keys: it makes dQ of each tile at once."""
+    dk, dv = sums
+    for _ in range(0, block.tiles * block.share):
+        i = opaque(i)
+        dv, ds = ask_dv(i, 0, 0, own, block, dv, state)
+        dq = ask_dq(i, 0, own, state)
+        dk = ask_dk(i, ds, dk, state)
+        dv, dq = warpgroup_mma_wait(1, (dv, dq))
+        leave_part(i, dq, 0, state)
+        dk, dq = warpgroup_mma_wait(0, (dk, ask_dq(i, 1, own, state)))
+        state.queries.release(i)
+        leave_dq(i, dq, 1, state)
+        i += 1
+    state.values.release(t)
+    state.keys.release(t)
+    return i, dk, dv
+
+
+@gluon.jit
 def rows_of(block, state):
     """Where a block's keys are."""
     origin, pace = state.scheduler.rows()
     return Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
+
+
+@gluon.jit
+def store(i, dk, dv, consumer_id: gl.constexpr, block, state):
+    """Write dK and dV of the consumer's keys, through where it would leave dS of tile i of the ring."""
+    cfg: gl.constexpr = state.cfg
+    state.used.wait_before(i)
+    room = state.ds.index(i & (cfg.consumers - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
+    store_through(room, dk * state.scale, state.DK, rows_of(block, state), consumer_id)
+    store_through(room, dv, state.DV, rows_of(block, state), consumer_id)
 
 
 @gluon.jit
@@ -366,45 +287,22 @@ def consumer(consumer_id: gl.constexpr, state):
                 clear_rows(own.v, block.height, consumer_id)
                 fence_async_shared()
                 debug_barrier()  # of its warps; `ready` keeps the other consumer from the keys until then
-            i, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
-            dq = ask_dq(i, own, state)
-            state.used.wait_before(i + 1)  # what results pass through
-            room = state.ds.index((i + 1) & (DS - 1)).slice(consumer_id * ROWS, ROWS, dim=0)
-            store_through(room, dk * state.scale, state.DK, rows_of(block, state), consumer_id)  # meanwhile
-            store_through(room, dv, state.DV, rows_of(block, state), consumer_id)
-            dq = warpgroup_mma_wait(0, (dq,))
-            state.keys.release(t)
-            leave_dq(i, dq, consumer_id, state)
-            i += 1
+            if cfg.consumers == 1:
+                i, dk, dv = walk_alone(t, i, own, block, (none, none_v), state)
+                store(i, dk, dv, consumer_id, block, state)
+            else:
+                i, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
+                dq = ask_dq(i, consumer_id, own, state)
+                store(i + 1, dk, dv, consumer_id, block, state)  # meanwhile
+                dq = warpgroup_mma_wait(0, (dq,))
+                state.keys.release(t)
+                leave_dq(i, dq, consumer_id, state)
+                i += 1
         if some == 0:
             store_zeros(ROWS, cfg.width, state.DK, rows_of(block, state), consumer_id)
             store_zeros(ROWS, cfg.width_v, state.DV, rows_of(block, state), consumer_id)
         t += some
         block = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
-
-
-# ---- dQ --------------------------------------------------------------------------------------------------------------
-@gluon.jit
-def adder(state):
-    """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
-    cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
-    scheduler = state.scheduler
-    i = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
-        run = run_of(item, 0, 1)
-        for h in range(0, share):
-            for j in range(0, tiles_of(run.count, cfg.columns)):
-                state.made.wait(i)
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * DIMS]
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
-                i += 1
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
@@ -418,17 +316,22 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     k, v = boxes(read[0], cfg.key_stages), boxes(read[1], 1)
     q, do = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
     stats = gl.allocate_shared_memory(gl.float32, [cfg.stages * PAIR, cfg.columns], flat(1))
-    ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
-    sums = boxes(outputs[2], CONSUMERS)
+    ds = tiles(q.dtype, CONSUMERS, CONSUMERS * cfg.rows, cfg.columns)
+    sums = boxes(outputs[2], PARTS)
     fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, sums, channel(cfg.key_stages, 1, CONSUMERS),
-        channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
-        ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
-        outputs[2],
+        channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(CONSUMERS, CONSUMERS),
+        ring(CONSUMERS, CONSUMERS), ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0],
+        read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
-    gl.static_assert(cfg.consumers == 2)
-    gl.warp_specialize([
-        (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),
-    ], [4, cfg.producer_warps, 1],
-       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
+    if cfg.consumers == 1:
+        gl.warp_specialize([
+            (consumer, (0, state)), (producer, (state, CHAINED)), (adder, (state,)),
+        ], [cfg.producer_warps, 1], [cfg.producer_registers, cfg.producer_registers])  # fmt: skip
+    else:
+        gl.static_assert(cfg.consumers == 2)
+        gl.warp_specialize([
+            (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),
+        ], [4, cfg.producer_warps, 1],
+           [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip

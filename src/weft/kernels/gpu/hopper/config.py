@@ -25,7 +25,7 @@ class Config:
     `most` are computed again. terms: that one walk has. short: runs are short (`fwd_short`). overlapped: scores of a
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
-    are, and runs may begin before token 0.
+    are, and runs may begin before token 0. listed: a run is a list of tiles, all of which a block sees whole.
     """
 
     d: int
@@ -48,6 +48,7 @@ class Config:
     lse_gradient: bool = False
     with_delta: bool = False
     counted: bool = False
+    listed: bool = False
 
     @property
     def width(self) -> int:
@@ -91,8 +92,8 @@ def _key_gradients(spec: KernelSpec) -> Config:
     if spec.with_dq:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=spec.stages, key_stages=2, producer_warps=1, consumer_registers=240, producer_registers=24,
-            counted=spec.counted,
+            stages=spec.stages, key_stages=spec.stages, producer_warps=1, consumer_registers=240,
+            producer_registers=24, counted=spec.counted, listed=spec.rank == 0,
         )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,

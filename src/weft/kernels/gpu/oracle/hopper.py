@@ -227,7 +227,7 @@ def key_gradients(call: Call) -> None:
     """DK and DV of one term; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
         if call.spec.with_dq:
-            _all_gradients(call, block)
+            (_all_gradients if call.spec.rank else _listed_gradients)(call, block)
             continue
         law(block.owner.heads == 1, "a kernel of one head meets a group of heads")
         for group in range(-(-block.height // GROUP)):
@@ -289,6 +289,25 @@ def _all_gradients(call: Call, block: Block) -> None:
                 dk, dv = dk + more[0], dv + more[1]
         call.tensor("DK").store(dk * call.real("scale"), batch, kv_head, keys)
         call.tensor("DV").store(dv, batch, kv_head, keys)
+
+
+def _listed_gradients(call: Call, block: Block) -> None:
+    """The same of a block that sees a list of tiles whole."""
+    batch, kv_head, head, share = block.owner
+    keys, tile = block.start + np.arange(block.height), call.spec.cols
+    law(block.height == GROUP, "a block of a list has all of its keys")
+    at = _boxed(call.box("K_box"), _place(call, block, 0), keys, "keys")
+    k, v = (call.box(name).load(batch, kv_head, *at) for name in ("K_box", "V_box"))
+    dk, dv = np.zeros_like(k), np.zeros_like(v)
+    first, count = (int(x) for x in block.mine[2:4])
+    every = np.full(len(keys), 0), np.full(len(keys), tile)
+    for h in range(head, head + share):
+        for number in block.words[first : first + count // tile]:
+            walk = Walk(tile, tile, *every, tile * int(number) + np.arange(tile))
+            more = _tile_gradients(call, (batch, h), (tile * int(number), 0), walk, 0, (k, v))
+            dk, dv = dk + more[0], dv + more[1]
+    call.tensor("DK").store(dk * call.real("scale"), batch, kv_head, keys)
+    call.tensor("DV").store(dv, batch, kv_head, keys)
 
 
 def _check_cut(walk: Walk, found: Range, exists: Ints, j: int) -> None:

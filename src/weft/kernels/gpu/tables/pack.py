@@ -31,12 +31,12 @@ from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.boxes import whole_boxes
-from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
+from weft.kernels.gpu.tables.consumer_ranges import BESIDE, is_short, ranges_of, time_of
 from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
-from weft.planning.families.hopper import CONFIGS, SUMS, has_row_bounds
+from weft.planning.families.hopper import CONFIGS, LISTED, SUMS, has_row_bounds
 from weft.planning.tiles import AxisPlan, BlockNest, LoopNest, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
@@ -406,6 +406,8 @@ def block_tables(plan: TilePlan) -> NestTables:
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockNest)
     assert tiling is not None, "AttentionPlan.check_room comes before"
+    if tiling == LISTED:
+        return _listed(plan, blocks)
     count = np.diff(blocks.first).astype(np.int64)
     order = schedule(count)
     words = BACKWARDS[remainder.bits].reshape(-1).view(np.int32)  # of (partial blocks, BLOCK, BLOCK / 8)
@@ -419,6 +421,23 @@ def block_tables(plan: TilePlan) -> NestTables:
     data = np.concatenate([out.all(), words])
     data[header : header + 3] = [*places, out.size]
     return NestTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
+
+
+def _listed(plan: TilePlan, blocks: BlockNest) -> NestTables:
+    """Lists of whole blocks, as kernels by warp groups walk them: a run is a list, of which the item has the place."""
+    count = np.diff(blocks.first).astype(np.int64)
+    order = schedule(count)
+    out = Writer()
+    out.put([0, 0, 0, 1, plan.acsr.m])
+    parts_at = out.put([0] * PART + [1])
+    lists_at = out.put(plan.acsr.remainder.cols)
+    first, none = BLOCK * blocks.rows[order].astype(np.int64), np.zeros_like(order)
+    lists = lists_at + blocks.first[:-1][order].astype(np.int64)
+    items = np.stack([first, none + BLOCK, lists, BLOCK * count[order], none, count[order], first, none, none, none], 1)
+    items_at = out.put(items)
+    reach = tuple(TmaExtent(0, 1, 1, length) for length in (plan.acsr.m, plan.acsr.n))
+    place = Place(items.shape[1], 1, parts_at, items_at)
+    return NestTables(_checked(out.all()), 0, LISTED, place, 2 * count[order] + BESIDE, reach=reach)
 
 
 def _checked(words: Words) -> Words:
