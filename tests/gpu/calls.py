@@ -4,7 +4,7 @@ import numpy as np
 
 import weft
 from weft.planning import families
-from weft.planning.families.hopper import CONFIGS, SUMMED
+from weft.planning.families.hopper import CONFIGS, LISTED, SUMMED
 
 from .checked import Call
 
@@ -12,7 +12,7 @@ BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
 HALF = (("forward", CONFIGS["forward"]),)
-SUMS = (("dkdv", SUMMED),)
+SUMS, LISTS = (("dkdv", SUMMED),), (("dkdv", LISTED),)
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}
 HOPPER = {"dims": (64, 64), "heads": (2, 2), "batch": 1}
 ONE = {"heads": (2, 1), "batch": 1}
@@ -73,6 +73,9 @@ KERNELS = {
     "all gradients by groups": hopper(BAND, 400, fixed=SUMS, dims=(128, 128), heads=(4, 2), options={"free": True}),
     "all gradients by groups, lanes": hopper(
         weft.dilated(64, 64, 3), 600, fixed=SUMS, dims=(128, 128), options={"free": True, "lse": True}
+    ),
+    "all gradients by groups, blocks": hopper(
+        weft.random_blocks(64, 2), 320, fixed=LISTS, dims=(128, 128), heads=(4, 2), options={"free": True, "lse": True}
     ),
     "by groups, float16": hopper(BAND, 300, fixed=HALF, dtype="float16", options={"sinks": True}),
     "by groups, short runs": hopper(weft.causal() & weft.window(left=127), 600, fixed=GROUPS),
