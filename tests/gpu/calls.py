@@ -4,7 +4,7 @@ import numpy as np
 
 import weft
 from weft.planning import families
-from weft.planning.families.hopper import CONFIGS, LISTED, SUMMED
+from weft.planning.families.hopper import CONFIGS, LISTED, LISTED_FORWARD, SUMMED
 
 from .checked import Call
 
@@ -12,7 +12,8 @@ BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
 HALF = (("forward", CONFIGS["forward"]),)
-SUMS, LISTS = (("dkdv", SUMMED),), (("dkdv", LISTED),)
+SUMS = (("dkdv", SUMMED),)
+LISTS = (("forward", LISTED_FORWARD), ("dkdv", LISTED))
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}
 HOPPER = {"dims": (64, 64), "heads": (2, 2), "batch": 1}
 ONE = {"heads": (2, 1), "batch": 1}

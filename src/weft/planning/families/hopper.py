@@ -23,19 +23,21 @@ CONFIGS: dict[Direction, Tiling] = {
     "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
 }
 WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
+# Of lists of whole blocks, at D=128: all gradients in one walk, and the forward. Two programs are side by side.
+LISTED, LISTED_FORWARD = Tiling(64, 64, 4, 1, 128, True, 1), Tiling(64, 64, 4, 2, 128, False, 1)
+LISTS = (LISTED, LISTED_FORWARD)
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(64, 65), "float16", CONFIGS["forward"]),
     (range(65, 128), "bfloat16", WIDE),
     (range(65, 129), "float16", WIDE),
+    (range(128, 129), "bfloat16", LISTED_FORWARD),
 )
 CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
-# LISTED: the same of a list of whole blocks, at D=128; two programs are side by side.
-LISTED = Tiling(64, 64, 4, 1, 128, True, 1)
 SUMS = {SUMMED: 231_056, SUMMED_NARROW: 215_696, LISTED: 107_564}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
@@ -48,7 +50,7 @@ def has_row_bounds(tiling: Tiling) -> bool:
 
 def resident(tiling: Tiling) -> int:
     """Programs of warp groups that a processor runs side by side."""
-    return 2 if tiling == LISTED else 1
+    return 2 if tiling in LISTS else 1
 
 
 def sums_of(problem: Problem) -> Tiling:
@@ -96,6 +98,8 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
     config = config_of(asked.direction, asked.problem, asked.gpu)
     if named is not None and named in of_names(asked.direction, asked.problem, asked.gpu):
         config = named
+    if config == LISTED_FORWARD:
+        return no_list(asked)
     if config is None:
         return _no_kernel(asked.direction, asked.problem, asked.gpu)
     if asked.terms == "listed" or len(asked.rows) > 1:

@@ -80,8 +80,6 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     start, height = gl.load(item), gl.load(item + 1)
     _, count = keys_of(item, 0)
     n = tiles_of(count, cfg.columns)
-    if cfg.listed:  # nothing cuts a tile
-        return Block(batch, kv_head, start, height, n, share, r, r, n, n)
     low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
     seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
     return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)

@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring
 from weft.kernels.gpu.hopper.ops.layouts import line
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
@@ -64,30 +64,19 @@ class Summed:
     dq_box: Any
 
 
-@gluon.jit
-def place_in(j, item, state):
-    """Where tile j of an item's run begins in it."""
-    cfg: gl.constexpr = state.cfg
-    if cfg.listed:
-        tiles, _ = keys_of(item, 0)
-        at = gl.load(state.scheduler.table + tiles + j) * cfg.columns
-    else:
-        at = j * cfg.columns
-    return at
-
-
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_queries(i, first, at, run, rows, state):
-    """Ask for a tile of a run as tile i of the ring. first: its first place; at: batch row, head, where the run's stats
-    begin; rows: those of a tile, and the step between them.
+def load_queries(i, j, at, run, rows, state):
+    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
+    tile, and the step between them.
     """
     cfg: gl.constexpr = state.cfg
     queries = state.queries
     stage = queries.stage(i)
+    place, first = tile_at(state.scheduler.table, j, run, cfg)
     queries.acquire(i)
     queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    where = [at[0], at[1], run.place + first, run.lane, 0]
+    where = [at[0], at[1], place, run.lane, 0]
     tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
     tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
     r, step = rows
@@ -130,8 +119,6 @@ def producer(state, CHAINED: gl.constexpr):
         place, lane = place_of(item, 0, 1)
         run = run_of(item, 0, 1)
         first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
-        if cfg.listed:
-            first = 0
         where = [batch, kv_head, place, lane, 0]
         n = tiles_of(run.count, cfg.columns)
         if n > 0:
@@ -142,7 +129,7 @@ def producer(state, CHAINED: gl.constexpr):
             row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
             at = (batch, head + h, state.Stats + row * PAIR)
             for j in range(0, n):
-                load_queries(i, place_in(j, item, state), at, run, (r, step), state)
+                load_queries(i, j, at, run, (r, step), state)
                 if (h | j) == 0:
                     load_side(t, where, state.values, state.v_box, state.v)
                 i += 1
@@ -163,10 +150,10 @@ def adder(state):
         run = run_of(item, 0, 1)
         for h in range(0, share):
             for j in range(0, tiles_of(run.count, cfg.columns)):
-                first = place_in(j, item, state)
+                at, _ = tile_at(scheduler.table, j, run, cfg)
                 state.made.wait(i)
                 for part in gl.static_range(PARTS):
-                    where = [batch, head + h, run.place + first, run.lane, part * DIMS]
+                    where = [batch, head + h, at, run.lane, part * DIMS]
                     # the copy adds, see `compile.adding`
                     tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(part))
                 tma.store_wait(0)  # until it has been read

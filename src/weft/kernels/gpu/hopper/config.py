@@ -75,7 +75,7 @@ LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose dig
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # Of forwards: (registers of a thread that computes, of one that loads), by the wider head dimension, padded, and the
 # number of consumers. The first group has what the others leave of the launch's.
-FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24)}
+FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24)}
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
@@ -122,7 +122,7 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
+        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
     )  # fmt: skip
 
 

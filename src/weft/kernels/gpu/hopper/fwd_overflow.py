@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import TERM, Run, keys_of, row_bounds, rows_seen, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
@@ -35,12 +35,11 @@ class Online:
 
 @aggregate
 class Term:
-    """A term's run for some rows: their bounds, the first position and how many, the first token and the step."""
+    """A term's run for some rows: their bounds, the first token and the step between tokens."""
 
     low: gl.tensor
     high: gl.tensor
-    first: gl.tensor
-    count: gl.tensor
+    run: Run
     origin: gl.tensor
     step: gl.tensor
 
@@ -78,8 +77,10 @@ def add_term(sums, state, inputs, heads, term, columns):
     q, k, v = matrix(state.q.index(0)), matrix(state.k.index(0)), matrix(state.v.index(0))
     factor: gl.constexpr = first_factor(cfg.width_v)
     scale2 = state.scale * LOG2E
-    for j in range(0, tiles_of(term.count, TILE)):
-        first, count = term.origin + term.first + j * TILE * term.step, term.count - j * TILE
+    run = term.run
+    for j in range(0, tiles_of(run.count, TILE)):
+        _, first = tile_at(state.scheduler.table, j, run, cfg)
+        first, count = term.origin + first * term.step, run.count - j * TILE
         fetch(k, inputs[0], heads, first, (count, term.step), cfg.d, cfg.counted)
         fetch(v, inputs[1], heads, first, (count, term.step), cfg.dv, cfg.counted)
         x = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -130,7 +131,7 @@ def overflowed_rows(state, inputs):
         where = scheduler.where(number)
         block = block_at(scheduler, where)
         item = scheduler.places(where)[1]
-        far_first, far_count = keys_of(item, TERMS - 1)
+        far_first, _ = keys_of(item, TERMS - 1)
         for c in range(0, cfg.consumers):
             mine = r + c * ROWS
             row = block.start + gl.minimum(mine, block.height - 1) * pace
@@ -145,12 +146,13 @@ def overflowed_rows(state, inputs):
                 sums = Online(zero, gl.zeros([ROWS], gl.float32, of_rows), none)
                 heads = (block.batch, block.kv_head)
                 low, high = seen_of(here, item, mine, block, 0, state)
-                term = Term(low, high, block.first, block.count, gl.load(here), gl.load(here + PART))
+                term = Term(low, high, run_of(item, 0, TERMS), gl.load(here) + block.first, gl.load(here + PART))
                 sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
                 if TERMS == 2:
                     other = here + TERM
                     low, high = seen_of(other, item, mine, block, 1, state)
-                    term = Term(low, high, far_first, far_count, gl.load(other), gl.load(other + PART))
+                    run = run_of(item, 1, TERMS)
+                    term = Term(low, high, run, gl.load(other) + far_first, gl.load(other + PART))
                     sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
                 acc, total, largest = sums.acc, sums.total, sums.largest
                 if cfg.sinks:

@@ -105,6 +105,8 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
         low, high = bounds.lines(words, here + PART, _rows(block, group))
         low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
     tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // tile) * tile)
+    if not call.spec.rank:  # a list of tiles, which is where the run says that its first place is
+        tokens = (tile * words[_place(call, block, 1)[0] :][: count // tile, None] + np.arange(tile)).reshape(-1)
     return Walk(tile, count, low, np.minimum(high, count), tokens)
 
 
@@ -161,6 +163,11 @@ def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
     return int(place), int(lane)
 
 
+def _tile_at(call: Call, block: Block, walk: Walk, place: int, j: int) -> int:
+    """The place of the box of tile j of a run that begins at a place, or whose list is there."""
+    return place + j * walk.tile if call.spec.rank else walk.tile * int(block.words[place + j])
+
+
 def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
     """The place, once the descriptor has there the tokens that tables name."""
     known = np.maximum(tokens, -1)  # before token 0 there is none
@@ -183,7 +190,7 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
         pieces = {}
         for j in range(found.begin, found.end):
             keys = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
-            at = _boxed(k_box, (place + j * walk.tile, lane), keys, "keys")
+            at = _boxed(k_box, (_tile_at(call, block, walk, place, j), lane), keys, "keys")
             pieces[j] = q @ k_box.load(batch, kv_head, *at).T * call.real("scale"), v_box.load(batch, kv_head, *at)
         if folds:
             law(found.end - found.begin >= 2, "one tile folds with itself")
@@ -227,7 +234,7 @@ def key_gradients(call: Call) -> None:
     """DK and DV of one term; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
         if call.spec.with_dq:
-            (_all_gradients if call.spec.rank else _listed_gradients)(call, block)
+            _all_gradients(call, block)
             continue
         law(block.owner.heads == 1, "a kernel of one head meets a group of heads")
         for group in range(-(-block.height // GROUP)):
@@ -285,29 +292,11 @@ def _all_gradients(call: Call, block: Block) -> None:
         for h in range(head, head + share):
             for j in range(walk.tiles):
                 _check_cut(walk, found, exists, j)
-                more = _tile_gradients(call, (batch, h), (places[1][0] + j * walk.tile, places[1][1]), walk, j, (k, v))
+                at = _tile_at(call, block, walk, places[1][0], j), places[1][1]
+                more = _tile_gradients(call, (batch, h), at, walk, j, (k, v))
                 dk, dv = dk + more[0], dv + more[1]
         call.tensor("DK").store(dk * call.real("scale"), batch, kv_head, keys)
         call.tensor("DV").store(dv, batch, kv_head, keys)
-
-
-def _listed_gradients(call: Call, block: Block) -> None:
-    """The same of a block that sees a list of tiles whole."""
-    batch, kv_head, head, share = block.owner
-    keys, tile = block.start + np.arange(block.height), call.spec.cols
-    law(block.height == GROUP, "a block of a list has all of its keys")
-    at = _boxed(call.box("K_box"), _place(call, block, 0), keys, "keys")
-    k, v = (call.box(name).load(batch, kv_head, *at) for name in ("K_box", "V_box"))
-    dk, dv = np.zeros_like(k), np.zeros_like(v)
-    first, count = (int(x) for x in block.mine[2:4])
-    every = np.full(len(keys), 0), np.full(len(keys), tile)
-    for h in range(head, head + share):
-        for number in block.words[first : first + count // tile]:
-            walk = Walk(tile, tile, *every, tile * int(number) + np.arange(tile))
-            more = _tile_gradients(call, (batch, h), (tile * int(number), 0), walk, 0, (k, v))
-            dk, dv = dk + more[0], dv + more[1]
-    call.tensor("DK").store(dk * call.real("scale"), batch, kv_head, keys)
-    call.tensor("DV").store(dv, batch, kv_head, keys)
 
 
 def _check_cut(walk: Walk, found: Range, exists: Ints, j: int) -> None:
