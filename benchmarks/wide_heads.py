@@ -110,7 +110,10 @@ def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list
                 name = f"weft summed {tiling.rows}x{tiling.cols}"
                 yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:
+        queries = plan_attention(workload.make(), workload.problem("cuda"), card()).asked("forward")
         for tiling in hopper.of_names("forward", workload.problem("cuda"), card()):
+            if hopper.reasons_against(queries, tiling):
+                continue
             name = f"weft {tiling.rows}x{tiling.cols}x{tiling.stages}"
             yield name, partial(own, workload, tensors, direction, (("forward", tiling),))
     for name in peers:
