@@ -106,8 +106,18 @@ def less(stats, a, b, layout: gl.constexpr):
 
 
 @gluon.jit
-def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
+def await_room(i, state):
+    """Wait until nobody reads the dS that lies where that of tile i of the ring comes: its dQ was left. Only before the
+    consumer leaves dQ of the tile in between, and of a consumer that has no partner not at all.
+    """
+    if state.cfg.consumers == 2 and i >= 2:
+        state.made.wait(i - 2)
+
+
+@gluon.jit
+def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state, AWAIT: gl.constexpr):
     """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
+    AWAIT: dQ of the tile before is to be left yet.
 
     dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
     """
@@ -129,7 +139,8 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     dv = warpgroup_mma(gl.convert_layout(p.to(dtype), first_factor(cfg.width_v)), do, dv, is_async=True)
     y = warpgroup_mma_wait(1, (y,))
     ds = (p * y).to(dtype)
-    state.used.wait_before(i)
+    if AWAIT:
+        await_room(i, state)
     state.ds.index(i & (cfg.consumers - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
     fence_async_shared()
     state.ready.arrive(i)
@@ -170,7 +181,6 @@ def odd_rows_exchanged(x):
 @gluon.jit
 def leave_dq(i, dq, part: gl.constexpr, state):
     """Leave a part of the dQ of tile i of the ring for who adds it to memory; the consumer's last."""
-    state.used.arrive(i)
     leave_part(i, dq, part, state)
     fence_async_shared()
     state.made.arrive(i)
@@ -193,14 +203,15 @@ def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
     """
     n = block.tiles
     dk, dv = sums
-    dv, ds = ask_dv(i, 0, consumer_id, own, block, dv, state)
+    dv, ds = ask_dv(i, 0, consumer_id, own, block, dv, state, False)
     dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
     state.queries.release(i)
     j = 0
     for _ in range(1, n * block.share):
         i = opaque(i) + 1
         j = opaque(gl.where(j + 1 == n, 0, j + 1))
-        dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state)
+        own = own_of(opaque(t), consumer_id, state)  # else its addresses take 16 registers
+        dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state, True)
         dq = ask_dq(i - 1, consumer_id, own, state)
         dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
         dv, dq = warpgroup_mma_wait(1, (dv, dq))
@@ -217,7 +228,7 @@ def walk_alone(t, i, own, block, sums, state):
     dk, dv = sums
     for _ in range(0, block.tiles * block.share):
         i = opaque(i)
-        dv, ds = ask_dv(i, 0, 0, own, block, dv, state)
+        dv, ds = ask_dv(i, 0, 0, own, block, dv, state, False)
         dq = ask_dq(i, 0, own, state)
         dk = ask_dk(i, ds, dk, state)
         dv, dq = warpgroup_mma_wait(1, (dv, dq))
@@ -242,7 +253,7 @@ def rows_of(block, state):
 def store(i, dk, dv, consumer_id: gl.constexpr, block, state):
     """Write dK and dV of the consumer's keys, through where it would leave dS of tile i of the ring."""
     cfg: gl.constexpr = state.cfg
-    state.used.wait_before(i)
+    await_room(i, state)
     room = state.ds.index(i & (cfg.consumers - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
     store_through(room, dk * state.scale, state.DK, rows_of(block, state), consumer_id)
     store_through(room, dv, state.DV, rows_of(block, state), consumer_id)
@@ -320,7 +331,7 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, sums, channel(cfg.key_stages, 1, CONSUMERS),
         channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(CONSUMERS, CONSUMERS),
-        ring(CONSUMERS, CONSUMERS), ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0],
+        ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0],
         read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
     if cfg.consumers == 1:

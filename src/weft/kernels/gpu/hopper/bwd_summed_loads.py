@@ -31,8 +31,8 @@ class Summed:
     two where two consumers share it. sums: the dQ of a tile, PARTS of its dims.
 
     keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
-    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
-    of queries.
+    tile. made: both left dQ of a tile, for which they read that dS; taken: the adder's copies have read it. heads,
+    length: of queries.
     """
 
     cfg: gl.constexpr
@@ -50,7 +50,6 @@ class Summed:
     values: Channel
     queries: Channel
     ready: Ring
-    used: Ring
     made: Ring
     taken: Ring
     scheduler: TileScheduler
