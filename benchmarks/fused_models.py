@@ -8,7 +8,7 @@ causal for gpt2 and llama-1b, or what follows the model's name. Every row has a 
 same time, but those that measure while they compile do so one by one; then all are measured one after the other. ms:
 the median over batches of calls that follow each other, so the host's time counts where it is the longer. error: the
 largest difference to eager float32 on the first batch row, relative to the largest number. --profile: kernels and
-their times go to the logs. --try: small models on a CPU.
+their times go to the logs, and us of parts to another file beside the rows. --try: small models on a CPU.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from statistics import median
 
+import fused_parts
 import fused_zoo as zoo
 from table import append
 
@@ -38,6 +39,7 @@ PLAIN = "weft.fuse without templates"
 FLEX = "compile, FlexAttention"
 TRAINED, TRAINED_DEFAULT = "weft.fuse, training", "compile, SDPA, training"
 BY_WEFT, OF_TRAINING = (FUSED, PLAIN, CAPTURED, TRAINED), (TRAINED, TRAINED_DEFAULT)
+MASKS = ("causal", "sliding", "Longformer")
 LONG, MIDDLE, SHORT = (16, 2048), (8, 512), (1, 128)
 
 
@@ -58,12 +60,9 @@ WAVES = (
     | {f"{model} long": _long(model) for model in ("bert-base", "gpt2", "llama-1b")}
     | {
         "training": [("bert-base", LONG, how) for how in OF_TRAINING],
-        "masks": [
-            (f"bert-base, {mask}", LONG, how)
-            for mask in ("causal", "sliding", "Longformer")
-            for how in (FUSED, DEFAULT)
-        ],
-        "others": [(m, LONG, how) for m in ("ViT-base", "t5-base encoder", "bert-large") for how in (FUSED, DEFAULT)],
+        "masks": [(f"bert-base, {mask}", LONG, how) for mask in MASKS for how in (FUSED, DEFAULT)],
+        "others": [(m, LONG, how) for m in ("ViT-base", "t5-base encoder") for how in (FUSED, DEFAULT)],
+        "large": [("bert-large", LONG, how) for how in (FUSED, DEFAULT)],
         "more": [(m, LONG, FLEX) for m in ("bert-base", "llama-1b")]
         + [(m, size, DEFAULT) for m in ("bert-base", "gpt2", "llama-1b") for size in (MIDDLE, SHORT)],
     }
@@ -189,7 +188,7 @@ def milliseconds(call, cuda):
 
 
 def profile(call, calls=3, shown=24):
-    """Kernels of a call, the longest first, to the log."""
+    """us of each part of a call; kernels, the longest first, go to the log."""
     import torch
 
     try:
@@ -205,8 +204,10 @@ def profile(call, calls=3, shown=24):
         for row in rows[:shown]:
             took = row.self_device_time_total / calls
             print(f"{took:10.1f} us {row.count / calls:6.1f} of {row.key[:110]}", file=sys.stderr)
+        return fused_parts.microseconds((row.key, row.self_device_time_total / calls) for row in rows)
     except Exception:
         traceback.print_exc()
+        return {}
 
 
 def worker(asked):
@@ -229,8 +230,8 @@ def worker(asked):
     print(json.dumps(dict(zip(FIELDS, row, strict=True))), flush=True)
     if asked.profile:
         with torch.no_grad():
-            profile(call)
-        print(json.dumps({"profiled": True}), flush=True)
+            parts = profile(call)
+        print(json.dumps(parts), flush=True)
 
 
 # ---- the driver ------------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class Worker:
 
     def __init__(self, index, asked, logs):
         self.name = " ".join(map(str, LISTED[index]))
-        command = [sys.executable, __file__, "--worker", str(index)]
+        command = [sys.executable, "-X", "faulthandler", __file__, "--worker", str(index)]
         command += ["--try"] * asked.small + ["--profile"] * asked.profile
         self.log = logs / f"{index}.log"
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2"}
@@ -264,11 +265,13 @@ class Worker:
             return None
 
     def end(self, failed):
-        """Stop it; what it wrote is printed if it failed."""
+        """Stop it; what it wrote, and how it had ended, are printed if it failed."""
+        ended = self.process.poll()
         self.process.kill()
         self.process.wait()
         if failed:
-            print(f"#### {self.name}: no row", *self.log.read_text().splitlines()[-40:], sep="\n", flush=True)
+            how = "it was not done" if ended is None else f"it ended with {ended}"
+            print(f"#### {self.name}: no row, {how}", *self.log.read_text().splitlines()[-40:], sep="\n", flush=True)
 
 
 def run(indices, asked):
@@ -287,13 +290,15 @@ def run(indices, asked):
         one.process.stdin.write("go\n")
         one.process.stdin.flush()
         row = one.answer(time.monotonic() + 20)
-        if row is not None and asked.profile:
-            one.answer(time.monotonic() + 10)
+        parts = one.answer(time.monotonic() + 10) if row is not None and asked.profile else None
         one.end(row is None)
         if row is None:
             continue
         print(*row.values(), sep=", ", flush=True)
         append(asked.out, FIELDS, row)
+        if parts:
+            told = {name: x for name, x in row.items() if name in fused_parts.FIELDS}
+            append(asked.out.with_name(f"{asked.out.stem}-parts.csv"), fused_parts.FIELDS, told | parts)
 
 
 def main():

@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=140.0)
-    parser.add_argument("--layers", nargs="+", default=list(layers()))
+    parser.add_argument("--layers", nargs="+", default=[*layers(), "models"], help="letters, and models")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--one-card", action="store_true")
     parser.add_argument("--ranks", type=int, default=8)
@@ -92,10 +92,10 @@ def arguments() -> argparse.Namespace:
 def warm(given: argparse.Namespace, ranks: int) -> None:
     """Compile what ranks will run, a process for each layer, so that they find it on disk."""
     begun = time.time()
-    names = list(given.layers)
+    names = [name for name in given.layers if name != "models" or not given.one_card]
     if not given.one_card:
-        flex = [*(name for name in FLEX if name in given.layers), "models"]
-        names += ["models", *(f"flex{rank}:{name}" for rank in range(ranks) for name in flex)]
+        flex = [name for name in (*FLEX, "models") if name in given.layers]
+        names += [f"flex{rank}:{name}" for rank in range(ranks) for name in flex]
     alone = ["--one-card"] if given.one_card else []
     started = [
         subprocess.Popen([sys.executable, __file__, "--worker", name, "--ranks", str(ranks), *alone],
@@ -150,7 +150,6 @@ def begin(rank: int, ranks: int, folder: str, given: argparse.Namespace) -> None
     cuda = torch.cuda.is_available() and not given.small
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # else an exchange may wait until a kernel leaves processors
     if cuda:
         torch.cuda.set_device(device)
     else:
@@ -178,7 +177,8 @@ def tasks(at: Measured, given: argparse.Namespace) -> Iterator[tuple[str, Callab
             ("others", "h"), ("flex", "f")]  # fmt: skip
     for what, name in first + then:
         if what in ("gemma", "video"):
-            yield f"{what} {name}", lambda w=what, m=name: at.model(w, m), 8
+            if "models" in given.layers:
+                yield f"{what} {name}", lambda w=what, m=name: at.model(w, m), 8
         elif what == "profile":
             if given.profile:
                 yield what, at.pictured, 4
@@ -193,7 +193,7 @@ def one_card(given: argparse.Namespace) -> None:
     rows, ranks = Rows(given.out, 0), given.ranks
     if device.type == "cuda" and not given.compiled:
         warm(given, ranks)
-    for name in given.layers:
+    for name in (name for name in given.layers if name != "models"):
         if time.time() + 4 > given.end:
             print(f"left out for want of time: {name}", flush=True)
             continue

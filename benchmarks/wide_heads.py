@@ -1,7 +1,7 @@
 """Attention on Hopper's cards: weft as it chooses, each configuration that a call may name, and the peers.
 
     PYTHONPATH=src python benchmarks/wide_heads.py [--only NAME,...] [--ways fwd,bwd] [--peers cudnn,...] [--dims N]
-        [--to FILE]
+        [--types bfloat16,float16] [--to FILE]
 
 All of a problem are called in turn in one process, so that they meet the same card. Every result is compared with
 float64 on sampled rows and keys. Rates are useful TFLOP/s. Needs a GPU with torch and Triton; --to: rows as CSV.
@@ -32,8 +32,9 @@ from weft.bench.timing import Calls
 from weft.bench.worker import calls_of
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import Fixed
-from weft.planning.families import hopper
+from weft.planning.families import hopper, tile
 from weft.planning.problem import Problem
+from weft.planning.tiling import Direction
 from weft.target import Gpu
 from weft.testing.workloads import Workload, named
 from weft.torch import gpu
@@ -103,31 +104,52 @@ def _exchanged(call: Callable[[], Any]) -> Any:
 def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list[str]) -> Iterator[tuple[str, Any]]:
     """(name, what makes its calls)"""
     yield "weft", partial(own, workload, tensors, direction, ())
+    if workload.d == hopper.WIDEST_AT:
+        keys: Direction = "forward" if direction == "fwd" else "dkdv"
+        fixed = ((keys, tile.usual(keys, workload.problem("cuda"), 1, card())),)
+        yield "weft tiles", partial(own, workload, tensors, direction, fixed)
     if direction == "bwd":
         keys = plan_attention(workload.make(), workload.problem("cuda"), card()).asked("dkdv")
         for tiling in hopper.SUMS:
-            if not (hopper.no_list(keys) if tiling == hopper.LISTED else hopper.no_sums(keys)):
+            against = hopper.no_list(keys) if tiling == hopper.LISTED else hopper.no_sums(keys)
+            if not against and tiling in (hopper.LISTED, hopper.sums_of(workload.problem("cuda"))):
                 name = f"weft summed {tiling.rows}x{tiling.cols}"
                 yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:
-        queries = plan_attention(workload.make(), workload.problem("cuda"), card()).asked("forward")
         for tiling in hopper.of_names("forward", workload.problem("cuda"), card()):
-            if hopper.reasons_against(queries, tiling):
-                continue
             name = f"weft {tiling.rows}x{tiling.cols}x{tiling.stages}"
             yield name, partial(own, workload, tensors, direction, (("forward", tiling),))
     for name in peers:
         yield name, partial(theirs, workload, tensors, direction, name)
 
 
-def measured(workload: Workload, direction: str, peers: list[str], ours: str) -> Iterator[dict[str, Any]]:
-    """A row for each contender."""
+def measured(works: list[Workload], direction: str, peers: list[str], ours: str) -> Iterator[dict[str, Any]]:
+    """A row for each contender. works: one problem in its types; all take turns."""
+    entries: list[tuple[dict[str, Any], Calls]] = []
+    for workload in works:
+        yield from prepared(workload, direction, peers, ours, entries)
+    for _ in range(ROUNDS):
+        for _, calls in entries:
+            calls.round()
+    for about, calls in entries:
+        middle = median(calls.milliseconds)
+        yield about | {"median_ms": round(middle, 4), "tflops": round(works[0].flops(direction) / middle / 1e9, 1)}
+    del entries
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def prepared(
+    workload: Workload, direction: str, peers: list[str], ours: str, entries: list[tuple[dict[str, Any], Calls]]
+) -> Iterator[dict[str, Any]]:
+    """Add the calls of each contender to entries; a row for each that fails."""
     tensors = Tensors(workload, "cuda")
-    truth, entries = Truth(tensors), []
+    truth = Truth(tensors)
     for name, make in contenders(workload, tensors, direction, peers):
         if name.startswith("weft") and ours and not any(name.startswith(one) for one in ours.split(",")):
             continue
-        about = {"problem": workload.name, "direction": direction, "who": name}
+        who = name if workload.dtype == "bfloat16" else f"{name} {workload.dtype}"
+        about: dict[str, Any] = {"problem": workload.name, "direction": direction, "who": who}
         try:
             calls = make()
             result = calls[0]()
@@ -139,16 +161,7 @@ def measured(workload: Workload, direction: str, peers: list[str], ours: str) ->
             yield about | {"message": str(absent)}
         except Exception as failed:  # a contender that fails has a row that says so
             yield about | {"message": failure(failed)}
-        print(f"# {workload.name} {direction} {name} ready {datetime.now(UTC):%H:%M:%S}", flush=True)
-    for _ in range(ROUNDS):
-        for _, calls in entries:
-            calls.round()
-    for about, calls in entries:
-        middle = median(calls.milliseconds)
-        yield about | {"median_ms": round(middle, 4), "tflops": round(workload.flops(direction) / middle / 1e9, 1)}
-    del entries, truth, tensors
-    gc.collect()
-    torch.cuda.empty_cache()
+        print(f"# {workload.name} {direction} {who} ready {datetime.now(UTC):%H:%M:%S}", flush=True)
 
 
 def main() -> None:
@@ -159,6 +172,7 @@ def main() -> None:
     parser.add_argument("--peers", default=PEERS)
     parser.add_argument("--ours", default="", help="how the names of weft's own begin, if not all")
     parser.add_argument("--dims", type=int, default=0, help="head dimensions other than the problems' own")
+    parser.add_argument("--types", default="bfloat16")
     parser.add_argument("--to", type=Path)
     asked = parser.parse_args()
     run = f"{datetime.now(UTC):%Y-%m-%dT%H:%M}-wide"
@@ -170,10 +184,11 @@ def main() -> None:
             work = named(name)
             if asked.dims:
                 work = replace(work, name=f"{name}.d{asked.dims}", d=asked.dims, dv=asked.dims)
-            for row in measured(work, direction, [x for x in asked.peers.split(",") if x], asked.ours):
+            works = [replace(work, dtype=one) for one in asked.types.split(",")]
+            for row in measured(works, direction, [x for x in asked.peers.split(",") if x], asked.ours):
                 rows.append(about | row)
                 rate, time, error, message = (str(row.get(x, "")) for x in COLUMNS[-3:-5:-1] + COLUMNS[-2:])
-                print(f"{name:24}{direction:5}{row['who']:22}{rate:>8}{time:>10}{error:>8}  {message}", flush=True)
+                print(f"{name:24}{direction:5}{row['who']:28}{rate:>8}{time:>10}{error:>8}  {message}", flush=True)
             if asked.to:
                 with asked.to.open("w", newline="") as file:
                     writer = csv.DictWriter(file, COLUMNS)

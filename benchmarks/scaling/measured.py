@@ -263,7 +263,7 @@ class Measured:
 
     def pictured(self) -> None:
         """Kernels and exchanges of each rank, side by side, a file for each of some layers."""
-        for name in ("h", "a", "f"):
+        for name in (name for name in ("h", "a", "f", "i") if name in self.given.layers):
             layer = layers(self.given.small)[name]
             plan = methods.plan_of(layer, self.ranks, "halo")
             inputs = drawn(layer, len(plan.shards.tokens[self.rank]), self.device)

@@ -29,7 +29,7 @@ NAVIGATION = {
                   "coming-diffusers"),
     "Look up": ("reference/attention", "reference/patterns", "reference/recognition", "reference/plans",
                 "reference/napkin", "reference/errors", "reference/commands"),
-    "Kernels": ("kernels", "kernels-tile", "kernels-hopper", "kernels-split-kv", "kernels-cpu"),
+    "Kernels": ("kernels", "kernels-tile", "kernels-hopper", "kernels-split-kv", "kernels-components", "kernels-cpu"),
     "Evidence": ("performance", "honesty", "prediction", "napkin", "decisions/index"),
     "Project": tuple(f"repository/{name}" for name in PROJECT),
 }  # fmt: skip

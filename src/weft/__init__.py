@@ -1,6 +1,6 @@
 """weft: a just-in-time compiler for regular sparse attention.
 
-Say which query may see which key, as a pattern; weft finds the affine structure in it, plans tiles, and computes
+Say which query may see which key, as a pattern. The library finds the affine structure in it, plans tiles, and computes
 attention, forward and backward, at the cost of the pairs that are live. `import weft` needs numpy only; the front end
 is loaded when `attention`, `plan` or `explain` is first used.
 """

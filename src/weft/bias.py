@@ -41,7 +41,7 @@ def buckets(table: Any, bidirectional: bool = True, max_distance: int = 128) -> 
     """T5's relative position bias (Raffel et al. 2020, arXiv 1910.10683): table[bucket(k - q), h].
 
     table: (buckets, Hq), as the weight of T5's embedding. Near distances have a bucket each, further ones share buckets
-    that grow with the logarithm up to max_distance; from there on all share the last one. bidirectional: half of the
+    that grow with the logarithm up to max_distance. From there on all share the last one. bidirectional: half of the
     buckets are for keys after the query, as in an encoder; else these share the bucket of distance 0. Example::
 
         bias = weft.bias.buckets(layer.relative_attention_bias.weight, max_distance=128)

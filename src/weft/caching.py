@@ -1,7 +1,7 @@
 """Caches of what becomes of patterns: each keeps so many, and all are emptied together where masks hold many bytes.
 
-The Acsr of a pattern takes kilobytes, that of a mask without structure a bit for each pair, and what is made of it some
-eight times that on the host, three times on a GPU. So masks that differ at every step must not pile up until some
+The Acsr of a pattern takes kilobytes, that of a mask without structure a bit for each pair. What is made of it takes
+some eight times that on the host, three times on a GPU. So masks that differ at every step must not pile up until some
 number of them is reached.
 """
 

@@ -40,8 +40,8 @@ CPU = Target("cpu", 1.8e11, 3.7e-10, 1e-10, 3e-10, 1.2e-4)
 class Gpu:
     """A GPU. Tiles are computed whole, by kernels that Triton compiles for the card.
 
-    bandwidth: bytes a second from global memory; l2, l2_bandwidth: bytes of the cache before it, and a second from it
-    (which vendors do not say: the H200's is measured, others are guesses in proportion to processors and clocks).
+    bandwidth: bytes a second from global memory; l2, l2_bandwidth: bytes of the cache before it, and a second from it.
+    Vendors do not say the second: the H200's is measured, others are guesses in proportion to processors and clocks.
     shared, registers: bytes of one processor. flops: tensor-core operations a second by dtype. exponentials, fma16:
     operations a clock of one processor. launch_seconds: from one kernel's end to the next one's start, and a kernel's
     own beginning and end.

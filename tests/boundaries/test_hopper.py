@@ -9,7 +9,7 @@ import weft
 
 HOPPER = Path(weft.__file__).parent / "kernels" / "gpu" / "hopper"
 MODULES = [path for path in sorted(HOPPER.rglob("*.py")) if path != HOPPER / "config.py"]
-SIZES = (64, 128)  # of head dimensions and of tiles
+SIZES = (64, 128, 256)  # of head dimensions and of tiles
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(HOPPER).as_posix())

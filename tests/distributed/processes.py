@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import weft
 from weft import causal, window
-from weft.distributed import Link, attention, decode_attention, plan
+from weft.distributed import Link, attention, decode_attention, local, plan
 from weft.errors import InputError, OptionError, UnsupportedError
 
 LENGTH, D, DV = 240, 8, 12
@@ -104,6 +104,17 @@ def check_values(rank, world, names):
                 batch_row = planned.comm_bytes(rank) + lse_difference(planned, rank, strategy)
                 assert sum(received) == 2 * batch_row, said
                 assert bool(received) != planned.silent, said
+
+
+def check_pieces(rank, world, names):
+    """The same where ranks wait for keys, which travel in groups of heads: values, score functions and dropout."""
+    local.PASSES, local.LEAST = 1 << 40, 1
+    pattern, heads, *_ = CASES["window"]
+    planned = plan(pattern, LENGTH, heads=heads, head_dim=(D, DV), dtype="float64", ranks=world)
+    assert local.pieces_of(planned) == 2
+    check_values(rank, world, names)
+    check_scores(rank, world)
+    check_dropout(rank, world)
 
 
 def lse_difference(planned, rank, strategy):

@@ -36,6 +36,12 @@ def test_values(tmp_path, world, names):
     run(tmp_path, world, "check_values", names)
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_keys_travel_in_groups_of_heads(tmp_path, world):
+    run(tmp_path, world, "check_pieces", SOME + ["documents", "3-D"] * (world == 4))
+
+
 @pytest.mark.parametrize("check", every(4, CHECKS))
 def test_beside_values(tmp_path, check):
     run(tmp_path, 3, check)

@@ -61,3 +61,13 @@ def test_a_long_line(first):
         low, high = axis.interval(rows, 1 << 20)
         wanted = np.unique(np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)]))
         assert needed(acsr, Tokens.of(rows[:1], rows[-1:] + 1)).array().tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("rows", [(0, 3000), (700, 2900), (2000, 2003), (0, 1), (5, 75)])
+@pytest.mark.parametrize("pattern", [weft.dilated(30, 0, 4), weft.dilated(3, 3, 16), weft.strided(64), weft.strided(7)])
+def test_congruences(pattern, rows):
+    """Rows of whole periods are looked at together; a few are marked one by one."""
+    acsr, dense = pattern.acsr(3000), pattern.to_dense(3000)
+    for one, mask in ((acsr, dense), (acsr.transpose(), dense.T)):
+        found = needed(one, Tokens.of(*(np.array([x]) for x in rows)))
+        assert found.array().tolist() == np.flatnonzero(mask[slice(*rows)].any(axis=0)).tolist()

@@ -125,7 +125,6 @@ ELSEWHERE = {
     ("weft.runtime.evidence", "OptionError"): "tests/runtime/test_evidence.py",
     ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
-    ("weft.torch.bind", "InputError"): "tests/torch/test_bind.py",
     ("weft.torch.bind", "UnsupportedError"): "tests/torch/test_graphs_of_programs.py",  # while a CUDA graph is captured
     ("weft.torch.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
     ("weft.torch.device_documents", "AlignmentError"): "tests/kernels/test_documents.py",

@@ -115,10 +115,56 @@ def test_models_with_sparse_attention_of_their_own(name):
         given["input_ids"][:, 5:9] = 49
         given["pixel_values"] = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
         given["token_type_ids"] = (given["input_ids"] == 49).long()
-    fast = weft.fuse(made, options=EAGER)
+    agrees(made, given)
+
+
+def agrees(model, given):
+    """The explanation of a fused model, whose results are those of the model."""
+    fast = weft.fuse(model, options=EAGER)
     with torch.no_grad():
-        agree(fast(**given).last_hidden_state, made(**given).last_hidden_state)
-    assert all(one.replaced is not None or one.reason for one in fast.explanation.seen)
+        agree(fast(**given).last_hidden_state, model(**given).last_hidden_state)
+    assert fast.explanation.graphs
+    assert all(one.replaced is not None or one.reason for one in fast.explanation.seen), str(fast.explanation)
+    return fast.explanation
+
+
+@pytest.mark.parametrize("way", ["sdpa", "eager"])
+def test_t5_with_its_decoder(way):
+    """Its own attention has a bias that is learned; what reads the encoder has the mask of padding."""
+    model, given = made("t5 encoder", way), inputs("t5 encoder")
+    model = transformers.T5Model(model.config).eval()
+    found = agrees(model, {**given, "decoder_input_ids": given["input_ids"][:, :16]})
+    assert [one.where.rpartition(".")[2] for one in found.replaced] == 2 * ["EncDecAttention"], str(found)
+    assert len(found.seen) == 6
+
+
+def test_dinat_by_its_definition_and_swapped(monkeypatch):
+    from tests.integrations import dinat
+
+    from weft.integrations.transformers import swap
+
+    torch._dynamo.reset()
+    model, given = dinat.small(monkeypatch), {"pixel_values": torch.randn(2, 3, 44, 36)}
+    agrees(model, given)
+    expected = model(**given).last_hidden_state
+    swap(model)
+    torch._dynamo.reset()
+    agrees(model, given)
+    with torch.no_grad():
+        agree(model(**given).last_hidden_state, expected)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("name", ["longformer", "bigbird"])
+def test_swapped_models(name):
+    from weft.integrations.transformers import swap
+
+    config, model, given, _ = OWN[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    made = getattr(transformers, model)(getattr(transformers, config)(**given)).eval()
+    swap(made)
+    agrees(made, inputs(name))
 
 
 @pytest.mark.parametrize("name", ["bert", "mistral", "gpt-oss"])
@@ -156,3 +202,11 @@ def test_dynamic_batch_and_length(options):
             agree(fast(**given).last_hidden_state, model(**given).last_hidden_state)
     assert len(fast.explanation.graphs) == 1, str(fast.explanation)
     assert fast.explanation.graphs[0].replaced == 2
+
+
+def test_heads_of_qwen3_are_normed_with_their_products():
+    mask = torch.ones(2, TOKENS, dtype=torch.long)
+    mask[0, : TOKENS // 2] = 0
+    model, given = made("qwen3", "sdpa"), inputs("qwen3") | {"use_cache": False, "attention_mask": mask}
+    (graph,) = agrees(model, given).graphs
+    assert sum(one.what == "query, key and value, normed by head, rotated by position" for one in graph.segments) == 2

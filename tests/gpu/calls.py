@@ -11,6 +11,7 @@ from .checked import Call
 BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
+WIDEST = (("forward", families.hopper.WIDEST), ("dkdv", families.hopper.APART))
 HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)
 LISTS = (("forward", LISTED_FORWARD), ("dkdv", LISTED))
@@ -67,6 +68,18 @@ KERNELS = {
     "by groups, two terms, prefix": hopper(BAND | (weft.causal() & weft.prefix(70)), 500, fixed=GROUPS),
     "by groups, lanes": hopper(weft.dilated(64, 64, 3), 900, fixed=GROUPS),
     "by groups, D=128": hopper(BAND, 700, fixed=WIDE, dims=(128, 128)),
+    "by groups, 2-D": grid(weft.neighborhood((20, 37), (5, 9)), (20, 37), dims=(128, 128), fixed=WIDE, batch=2),
+    "by groups, 2-D, in another order": grid(
+        weft.neighborhood((16, 24), (7, 9), causal=(True, False)), (16, 24), dims=(128, 128), fixed=WIDE,
+        order=(0, 2, 1, 3), options={"sinks": True, "one_argument": True},
+    ),
+    "by groups, 3-D": grid(
+        weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(128, 128), fixed=WIDE, heads=(2, 2), batch=2
+    ),
+    "by groups, 3-D, strided": grid(
+        weft.neighborhood((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)), (6, 8, 16), dims=(128, 128), fixed=WIDE,
+        heads=(2, 2), order=(0, 2, 1, 3),
+    ),
     "by groups, D=80, two terms": hopper(TWO, 600, fixed=WIDE, dims=(80, 96)),
     "by groups, D=128, documents": hopper(
         weft.causal() & weft.documents([60, 0, 140, 300]), 500, fixed=WIDE, dims=(128, 128)
@@ -77,6 +90,10 @@ KERNELS = {
     ),
     "all gradients by groups, blocks": hopper(
         weft.random_blocks(64, 2), 320, fixed=LISTS, dims=(128, 128), heads=(4, 2), options={"free": True, "lse": True}
+    ),
+    "by groups, D=256": hopper(BAND, 400, fixed=WIDEST, dims=(256, 256), heads=(4, 2), options={"lse": True}),
+    "by groups, D=256, documents": hopper(
+        weft.causal() & weft.documents([60, 0, 140, 300]), 500, fixed=WIDEST, dims=(256, 256)
     ),
     "by groups, float16": hopper(BAND, 300, fixed=HALF, dtype="float16", options={"sinks": True}),
     "by groups, short runs": hopper(weft.causal() & weft.window(left=127), 600, fixed=GROUPS),

@@ -12,7 +12,7 @@ from weft.kernels.gpu.layout import TableForm
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
-from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.score.slots import number_of
 from weft.score.dropout import Dropout
 from weft.score.evaluate import Rule
@@ -67,12 +67,12 @@ class Scored(Call):
 
 def computed(call, arrays):
     """{name: array} of what the programs leave."""
-    found = run_program(*_with_inputs(forward_program(call.plan, call.layout(False), call.how), arrays))
+    found = run_program(*_with_inputs(chosen_forward(call.plan, call.layout(False), call.how, 132), arrays))
     of_gradients = backward_program(call.plan, call.layout(True), call.how)
     found |= run_program(*_with_inputs(of_gradients, arrays | found))
     sums = {name: torch.from_numpy(x) for name, x in found.items() if number_of(name) is not None}
     tables = tuple(torch.from_numpy(x) for x in call.tables())
-    made = gradients_of_tables(call.how, tables, sums, call.m)
+    made = gradients_of_tables(call.how, tables, sums, call.plan)
     return found | {f"dtable_{number}": x for number, x in enumerate(made) if x is not None}
 
 

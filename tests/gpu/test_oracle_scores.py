@@ -15,7 +15,10 @@ MASKS = "where(q % 3 == 0, -inf, where(bool0[k], score, -inf))"
 BAND = weft.causal() & weft.window(left=40)
 SMALL = {"heads": (2, 1), "batch": 1}
 DENSE = "score + real0[b, h, q, k] * real1[0, 0, q, k] + real2[h, q, k]"
-TABLES = {"": (), RELATIVE: ((2, 41),),
+WINDOWS = "score + real0[h, k // 14 - q // 14 + 6, max(min(k % 14 - q % 14 + 2, 4), 0)] * real1[h]"
+DENSE_ALIKE = "score + real0[0, h, q, k] - real1[q, k]"
+TABLES = {WINDOWS: ((2, 13, 5), (2,)), DENSE_ALIKE: ((1, 2, 100, 100), (100, 100)),
+          "": (), RELATIVE: ((2, 41),),
           LEARNED: ((2,),), KEYS: ((1, 150), (150,)), MASKS: ((150,),), GRID: ((1, 9, 39),),
           DENSE: ((2, 2, 100, 100), (1, 1, 100, 100), (2, 100, 100))}  # fmt: skip
 
@@ -46,8 +49,16 @@ CALLS = {
     "dropout, wide heads": of("", BAND, dims=(192, 192), options={"dropout": 0.3}),
     "dropout, 2-D": of("", weft.neighborhood((16, 20), (9, 11)), 320, dims=(64, 64), options={"dropout": 0.3}),
     "dropout, longformer": of(KEYS, weft.longformer(16, global_tokens=3), options={"dropout": 0.3}),
+    "components, documents": of(
+        RELATIVE, weft.documents([60, 0, 10, 40]) & weft.causal(), 110, heads=(2, 2), options={"lse": True}
+    ),
+    "components, windows": of(
+        WINDOWS, weft.product([weft.documents([3, 7, 4])] * 2, (14, 14)), 196, heads=(2, 2), batch=3,
+        options={"free": True},
+    ),
+    "components, a dense table": of(DENSE_ALIKE, weft.documents([30, 20, 50]), 100, heads=(2, 2), batch=2),
     "two functions": of(RELATIVE, BAND).then("score * 0.5 - tanh(score)"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sample(CALLS, "window", "window, all options", "2-D", "dropout"))

@@ -8,6 +8,7 @@ import torch
 from weft.errors import UnsupportedError
 
 models = pytest.importorskip("tests.integrations.models", exc_type=ImportError)
+dinat = pytest.importorskip("tests.integrations.dinat", exc_type=ImportError)
 import transformers
 
 from weft.integrations.transformers import register, swap
@@ -74,50 +75,9 @@ def test_big_bird(training, padded):
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-3)
 
 
-def gathered(grid, size, dilation):
-    """For each query of an image its keys, and the row and column of each key less the query's, in steps."""
-    keys, steps = [], []
-    for axis in grid:
-        rows = []
-        for x in range(axis):
-            mine = list(range(x % dilation, axis, dilation))  # tokens that it may see
-            first = min(max(mine.index(x) - size // 2, 0), len(mine) - size)
-            rows.append(mine[first : first + size])
-        keys.append(torch.tensor(rows))
-        steps.append((keys[-1] - torch.arange(axis)[:, None]) // dilation)
-    return keys, steps
-
-
-def by_definition(self, hidden_states, output_attentions=False):
-    """NeighborhoodAttention.forward without NATTEN, whose functions transformers 5.24 gives axes in a wrong order."""
-    q, k, v = (
-        project(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).permute(0, 3, 1, 2, 4)
-        for project in (self.query, self.key, self.value)
-    )
-    (rows, columns), (down, right) = gathered(q.shape[2:4], self.kernel_size, self.dilation)
-    rows, columns, down, right = rows[:, None, :, None], columns[None, :, None], down[:, None, :, None], right[:, None]
-    near, values = (x[:, :, rows, columns].flatten(4, 5) for x in (k, v))
-    bias = self.rpb[:, down + self.kernel_size - 1, right + self.kernel_size - 1].flatten(3)
-    scores = (q.unsqueeze(4) * near).sum(-1) * self.attention_head_size**-0.5 + bias
-    return ((scores.softmax(-1).unsqueeze(5) * values).sum(4).permute(0, 2, 3, 1, 4).flatten(3),)
-
-
 def test_dinat(monkeypatch):
     """With images that are smaller than a neighbourhood among others."""
-    from transformers.models.dinat import modeling_dinat as dinat
-
-    monkeypatch.setattr(dinat, "requires_backends", lambda *args: None)
-    monkeypatch.setattr(dinat.NeighborhoodAttention, "forward", by_definition)
-    config = transformers.DinatConfig(
-        patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], kernel_size=3, dilations=[[1, 3], [1, 2]],
-        drop_path_rate=0.0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = dinat.DinatModel(config, add_pooling_layer=False).eval()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "rpb" in name:
-                p.normal_()
+    model = dinat.small(monkeypatch)
     swapped = copy.deepcopy(model)
     assert swap(swapped) == "4 x NeighborhoodAttention"
     pixels, found = torch.randn(2, 3, 44, 36), []

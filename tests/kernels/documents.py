@@ -59,7 +59,8 @@ def by_device(lengths, tensors, pattern, options, same, most=(None, None)):
     counted = device_documents.Sums(of_queries, of_queries if same else of_keys, same, most)
     chosen = device_documents.Chosen(options.get("scale"), options.get("softcap"), "triton")
     views = [x.transpose(0, 1)[None] for x in leaves[:3]]
-    out, lse = (x[0].transpose(0, 1) for x in device_documents.attention(tuple(views), counted, pattern, rows, chosen))
+    out, lse = device_documents.attention(tuple(views), counted, pattern, rows, chosen)
+    out, lse = out[0], lse[0].transpose(0, 1)
     grads = torch.autograd.grad((out, lse), leaves, (dout, dlse))
     return {name: x.detach().cpu() for name, x in zip(NAMES, (out, lse, *grads), strict=False)}
 
@@ -94,4 +95,4 @@ def in_pages(lengths, tensors, pattern, page, heads_first, seed=0):
     out, lse = device_documents.attention(
         caches, given, pattern, (None, None), device_documents.Chosen(None, None, "triton")
     )
-    return {"out": out[0].transpose(0, 1).cpu(), "lse": lse[0].transpose(0, 1).cpu()}
+    return {"out": out[0].cpu(), "lse": lse[0].transpose(0, 1).cpu()}

@@ -12,7 +12,7 @@ from weft.kernels.gpu.split_kv.spec import Counts
 from weft.planning.problem import Problem
 from weft.planning.rowwise import decode_plan
 from weft.testing.tolerance import assert_close
-from weft.torch.bind import Bound, check_slots
+from weft.torch.bind import Bound
 from weft.torch.gpu import layout_of, processors_of
 
 from . import dense
@@ -121,7 +121,6 @@ def check(decoding, *several):
         tensors = [x.to(DEVICE) for x in (q, *(decoding.cached(x, asked.lengths) for x in (keys, values)))]
         bound = bound or decoding.bound(tensors)
         given = [*tensors, *(x.to(DEVICE) for x in decoding.vectors().values()), *decoding.given(asked)]
-        check_slots(bound, given)
         found = bound(given)
         results = (decoding.truth(asked, dtype) for dtype in (torch.float64, torch.float32))
         for name, x, truth, plain in zip(("out", "lse"), found, *results, strict=True):

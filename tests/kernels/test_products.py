@@ -48,6 +48,22 @@ def test_products_with_bias_activation_and_residual(activation, gated, by_rows):
     agree(found.reshape(-1, N), meaning.product(exact(x.reshape(-1, K)), exact(weights[0]), rest))
 
 
+@pytest.mark.parametrize("config", [SMALL, PERSISTENT, Config(32, 64, 16, 4, 2, persistent=True, halved=True)], ids=str)
+@pytest.mark.parametrize("gated", [False, True], ids=["one", "gated"])
+def test_what_gradients_need_is_kept(config, gated):
+    from weft.fusion import kernels
+
+    x, weights = normal("x", 3, M // 3, K), [normal(f"weight {i}", N, K) / K**0.5 for i in range(1 + gated)]
+    biases = [normal(f"bias {i}", N) for i in range(1 + gated)]
+    spec = kernels.ProductSpec("gelu", gated, True, keeps=True)
+    out, kept = kernels.product(spec, config, [x, *weights, *biases]).run()
+    gate, gate_bias = (exact(weights[1]), exact(biases[1])) if gated else (None, None)
+    given = exact(x.reshape(-1, K)), exact(weights[0]), meaning.Epilogue("gelu", exact(biases[0]), gate, gate_bias)
+    agree(out.reshape(-1, N), meaning.product(*given))
+    for one, expected in zip(kept, meaning.before(*given), strict=True):
+        agree(one.reshape(-1, N), expected)
+
+
 def test_rows_scaled_as_a_norm_does_from_sums_of_squares_by_tile():
     """RMSNorm, its weight folded into the next one's columns: sums in the first epilogue, their root in the next."""
     from weft.kernels.gpu.gemm.product import product
@@ -70,7 +86,7 @@ def launch(product, x, weight, out, squares, new_squares, tiles, count):
     of_x, of_out = (TensorDescriptor.from_tensor(y, [c.rows, n]) for y, n in ((x, c.depth), (out, c.cols)))
     of_weight = TensorDescriptor.from_tensor(weight[None], [1, c.cols, c.depth])
     product[(-(-m // c.rows) * -(-n // c.cols),)](
-        of_x, of_weight, None, of_out, None, None, squares, new_squares, m, n, k, tiles, count, 1e-5,
+        of_x, of_weight, None, of_out, None, None, None, squares, new_squares, m, n, k, tiles, count, 1e-5,
         ACTIVATION="", GATE=None, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, STORED=c.stored,
         EVEN=False, GROUP=c.group, PERSISTENT=False,
     )  # fmt: skip

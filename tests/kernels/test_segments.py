@@ -32,6 +32,22 @@ class Block(torch.nn.Module):
         return x + self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class Normed(Block):
+    """The same with heads of query and key that are normed, as Qwen3 has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(D, 1e-2) for _ in range(2))
+
+    def forward(self, x, cos, sin):
+        q, k, v = (one(x).view(*x.shape[:2], -1, D) for one in (self.q, self.k, self.v))
+        q, k, v = (y.transpose(1, 2) for y in (self.norms[0](q), self.norms[1](k), v))
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        q, k = ((y * cos) + (torch.cat((-y[..., D // 2 :], y[..., : D // 2]), -1) * sin) for y in (q, k))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return x + self.out(out.transpose(1, 2).reshape(x.shape))
+
+
 class Conv1D(torch.nn.Module):
     """A part of GPT-2, whose weights are (k, n)."""
 
@@ -52,10 +68,10 @@ def made(kind):
     x = torch.randn(2, TOKENS, WIDE, generator=random).to(DEVICE)
     angle = torch.arange(TOKENS)[None, :, None] * torch.rand(1, 1, D // 2, generator=random)
     tables = [f(torch.cat((angle, angle), -1)).to(DEVICE) for f in (torch.cos, torch.sin)]
-    return module, (x, *tables) if kind is Block else (x,)
+    return module, (x,) if kind is Conv1D else (x, *tables)
 
 
-@pytest.mark.parametrize(("kind", "fused"), [(Block, 4), (Conv1D, 1)])
+@pytest.mark.parametrize(("kind", "fused"), [(Block, 4), (Normed, 2), (Conv1D, 1)])
 def test_fused_modules_give_the_same(kind, fused):
     module, inputs = made(kind)
     torch._dynamo.reset()
@@ -65,6 +81,23 @@ def test_fused_modules_give_the_same(kind, fused):
         assert sum(one.fused for one in fast.explanation.graphs[0].segments) == fused, str(fast.explanation)
         next(module.parameters()).mul_(2)  # weights are read at each call
         torch.testing.assert_close(fast(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activations", ["kept", "recomputed"])
+@pytest.mark.parametrize(("kind", "fused"), [(Block, 2), (Conv1D, 1)])
+def test_fused_modules_are_trained_alike(kind, fused, activations):
+    module, inputs = made(kind)
+    torch._dynamo.reset()
+    fast = weft.fuse(module, options=OPTIONS | {"weft.activations": activations}, dynamic=False)
+    found = []
+    for called in (fast, module):
+        module.zero_grad()
+        x = inputs[0].clone().requires_grad_()
+        out = called(x, *inputs[1:])
+        out.square().mean().backward()
+        found.append([out, x.grad, *(p.grad for p in module.parameters())])
+    assert sum(one.fused for one in fast.explanation.graphs[0].segments) == fused, str(fast.explanation)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture

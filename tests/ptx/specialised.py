@@ -9,6 +9,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,28 +28,29 @@ MAP = 128  # bytes of one
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor descriptor: boxes of so many rows along one axis and `width` bytes of the last. x: the array itself, of
-    float32 or of the bits of 16. axis: of rows.
+    """A tensor descriptor: boxes of so many along each axis but the last, and of `width` bytes of that. x: the array
+    itself, of float32 or of the bits of 16.
     """
 
     x: np.ndarray
-    rows: int
-    axis: int = 1
+    box: tuple[int, ...]
     width: int = 128
+
+    @property
+    def rows(self):
+        return prod(self.box)
 
     @classmethod
     def of(cls, address, sizes, box, element):
-        """Of five axes, whose boxes have several of the third. sizes: (shape, strides). Rows of a box of more than
-        128 bytes are several boxes for Triton.
-        """
+        """Of five axes. sizes: (shape, strides). Rows of a box of more than 128 bytes are several boxes for Triton."""
         shape, strides = sizes
         size = element.itemsize
         whole = np.ndarray((1,), element, (ctypes.c_char * size).from_address(address))
         x = np.lib.stride_tricks.as_strided(whole, shape, [size * stride for stride in strides])
-        return cls(x, box[2], 2, min(128, size * box[4]))
+        return cls(x, tuple(box[:4]), min(128, size * box[4]))
 
     def load(self, memory, places):
-        """(rows, width) bytes from (innermost, row, outermost) on; beyond the array there are zeros."""
+        """(rows, width) bytes from (innermost, ..., outermost) on; beyond the array there are zeros."""
         found = np.zeros((self.rows, self.width // 16, 16), np.uint8)
         inside, addresses = self._addresses(places)
         found[inside] = memory.load(addresses, 16)
@@ -73,14 +75,12 @@ class Map:
         row = self.x.shape[-1] * self.x.itemsize
         if row % 16 or column * self.x.itemsize % 16 or self.width not in (32, 64, 128):
             raise Fault("only boxes of whole units of 16 bytes are known, 32 to 128 bytes wide")
-        rows = places[self.axis] + np.arange(self.rows)
         units = column * self.x.itemsize + np.arange(0, self.width, 16)
-        inside = ((rows >= 0) & (rows < self.x.shape[self.axis]))[:, None] & ((units >= 0) & (units < row))
-        at = self.x.ctypes.data + rows[:, None] * self.x.strides[self.axis] + units
-        for axis, place in enumerate(places):
-            if axis != self.axis:
-                inside &= 0 <= place < self.x.shape[axis]
-                at = at + place * self.x.strides[axis]
+        inside = np.broadcast_to((units >= 0) & (units < row), (self.rows, units.size))
+        at = self.x.ctypes.data + units
+        for axis, (place, near) in enumerate(zip(places, np.indices(self.box).reshape(4, -1, 1), strict=True)):
+            here = place + near
+            inside, at = inside & (here >= 0) & (here < self.x.shape[axis]), at + here * self.x.strides[axis]
         return inside, at[inside].astype(np.uint64)
 
 

@@ -1,4 +1,4 @@
-"""Forwards by warp groups in configurations that a call names: D=65 to 128, and float16, as PTX."""
+"""Forwards by warp groups in configurations that a call names: D=65 to 256, and float16, as PTX."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from .threads import EAGER
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
 BAND = weft.causal() & weft.window(left=50)
-HALF, WIDE = torch.float16, (128, 128)
+HALF, WIDE, WIDEST = torch.float16, (128, 128), (256, 256)
 CALLS = {
     "128": Call(BAND, 300, WIDE, heads=(2, 1)),
     "128, two terms": Call(weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 200, WIDE, heads=(1, 1)),
@@ -38,12 +38,21 @@ CALLS = {
     "64, float16": Call(BAND, 300, (64, 64), HALF, heads=(2, 1)),
     "64, float16, sinks": Call(BAND, 150, (64, 64), HALF, heads=(1, 1), options=("sinks",)),
     "128, float16": Call(BAND, 150, WIDE, HALF, heads=(1, 1)),
+    "256": Call(BAND, 300, WIDEST, heads=(2, 1)),
+    "256, two terms": Call(weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 200, WIDEST, heads=(1, 1)),
+    "256, causal": Call(weft.causal(), 500, WIDEST, heads=(2, 1)),
+    "256, documents": Call(weft.causal() & weft.documents([30, 200, 1, 129, 240]), 600, WIDEST, heads=(2, 1)),
+    "256, keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDEST, heads=(2, 1)),
+    "256, sinks": Call(BAND, 150, WIDEST, heads=(1, 1), options=("sinks",)),
+    "256, float16": Call(BAND, 150, WIDEST, HALF, heads=(1, 1)),
+    "192": Call(BAND, 150, (192, 192), heads=(1, 1)),
 }
 
 
 def named(call):
-    """The configuration of a call: chosen at D=128 in bfloat16 alone, others have to name it."""
-    return hopper.WIDE if max(call.dims) > 64 else hopper.CONFIGS["forward"]
+    """The configuration of a call: chosen at D=128 and 256 in bfloat16 alone, others have to name it."""
+    wide = max(call.dims)
+    return hopper.CONFIGS["forward"] if wide <= 64 else hopper.WIDE if wide <= 128 else hopper.WIDEST
 
 
 def found_in(case, tiling, order=EAGER):

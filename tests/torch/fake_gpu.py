@@ -71,7 +71,7 @@ def pretended(**state):
     """What is launched meanwhile on a GPU that is not there. state: what `weft.torch.bind` answers instead."""
     found = Launched()
     patched = {
-        "current_gpu": lambda: 0, "gpu_of": lambda device: 0, "is_capturing": lambda: False, "_hooked": lambda: False,
+        "current_gpu": lambda: 0, "gpu_of": lambda device: 0, "is_capturing": lambda: False, "watched": lambda: False,
         "EMPTY": found.empty, "_stream_of": lambda: lambda gpu: STREAM, "direct": found.direct,
         "way_of": lambda kernel, source, boxes, gpu: bind.direct(kernel, boxes),
         "kernel_of": lambda source, device: Kernel(source), "begin_loading": lambda sources, gpu: [],

@@ -100,7 +100,7 @@ def test_what_is_off_16_bytes_goes_the_usual_way(at):
         assert ready_for(plan, given) is None
 
 
-@pytest.mark.parametrize("state", [{"current_gpu": lambda: 1}, {"_hooked": lambda: True}])
+@pytest.mark.parametrize("state", [{"current_gpu": lambda: 1}, {"watched": lambda: True}])
 def test_moments_that_are_not_for_it(state):
     plan = planned(CALLED)
     given = tensors_of(plan)

@@ -7,19 +7,16 @@ import pytest
 import torch
 
 import weft
-from weft.errors import InputError
 from weft.kernels.gpu.compile.compiler import Source
 from weft.kernels.gpu.layout import Options
 from weft.kernels.gpu.program import Convert, Fill, Given, Known, Launch, LaunchProgram, Pointer, Slot
-from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.options import Modifiers
 from weft.planning.problem import Problem
 from weft.planning.rowwise import decode_plan
 from weft.settings import interpreted
-from weft.testing.refusals import refuse
 from weft.torch import bind, gpu
-from weft.torch.bind import Bound, check_slots
+from weft.torch.bind import Bound
 
 from .fake_gpu import CPU, STREAM, planned, pretended, tensors_of
 
@@ -288,45 +285,6 @@ def test_bound_once():
             gpu.backward((q, k, v), (out, dout, lse, None), plan, HOW)
     assert made.call_count == 2
     assert len(launched) == 5 * 3  # forward, dq, and dk with dv
-
-
-# ---- checks ----------------------------------------------------------------------------------------------------------
-def fitting(plan):
-    """A bound forward with sinks, and tensors for its slots."""
-    q, k, v, *_ = tensors_of(plan)
-    given = [q, k, v, torch.zeros(2)]
-    return Bound(forward_program(plan, gpu.layout_of(given[:3], sinks=given[3]), Options(0.1)), CPU), given
-
-
-WRONG = {
-    "dtype": (1, lambda x: x.half(), ("slot k has dtype bfloat16", "float16")),
-    "shape": (0, lambda x: x[:, :1], ("slot q has shape (1, 2, 200, 64)", "(1, 1, 200, 64)")),
-    "strides": (2, lambda x: x.mT.contiguous().mT, ("slot v has strides", "(25600, 12800, 64, 1)")),
-    "device": (3, lambda x: x.to("meta"), ("slot sinks is on cpu", "meta")),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_tensors_that_do_not_fit_are_refused_by_their_slot(what):
-    at, change, says = WRONG[what]
-    with pretended():
-        bound, given = fitting(planned(weft.causal()))
-        check_slots(bound, given)
-        given[at] = change(given[at])
-        refuse(lambda: check_slots(bound, given), InputError, ("run the program forward", *says))
-
-
-def test_too_few_tensors_are_refused():
-    with pretended():
-        bound, given = fitting(planned(weft.causal()))
-        says = "it takes q, k, v, sinks", "pass 4 tensors, not 3"
-        refuse(lambda: check_slots(bound, given[:3]), InputError, says)
-
-
-def test_strides_of_nothing_do_not_matter():
-    program = LaunchProgram("none", (Slot("x", "input", "float32", (2, 0), (9, 4)),), ())
-    with pretended():
-        check_slots(Bound(program, CPU), (torch.zeros(2, 0),))
 
 
 def test_shares_need_no_host_scalars_with_a_plan_of_one_problem():

@@ -162,6 +162,7 @@ CALLS = {
     "two terms, 128, by groups": Call(
         weft.causal() & (weft.window(left=300) | weft.global_tokens(4)), m=8192, n=8192, heads=(4, 4), dims=(128, 128)
     ),
+    "window, 256, by groups": Call(BAND, m=8192, n=8192, dims=(256, 256)),
     "window, 256": Call(BAND, m=4000, n=4000, dims=(256, 256)),  # fewer tokens are computed by rows
     "window, 192x128": Call(BAND, m=4000, n=4000, dims=(192, 128)),
     "window, 192": Call(BAND, m=4000, n=4000, dims=(192, 192)),

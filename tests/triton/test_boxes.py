@@ -12,9 +12,9 @@ from tests.tiers import examples
 
 import weft
 from weft.kernels.gpu.configure import specs_of
-from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.pattern.bounds import Stair
 from weft.planning.attention_plan import plan_attention
+from weft.planning.boxes import whole_boxes
 from weft.target import GPU
 from weft.testing.workloads import named
 

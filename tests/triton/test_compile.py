@@ -47,6 +47,7 @@ NARROW = {
     "window, by groups": "sm_90 sm_100 sm_90 gfx942",
     "window, 128, by groups": "sm_90 - - -",
     "two terms, 128, by groups": "sm_90 - - -",
+    "window, 256, by groups": "sm_90 - sm_90",
     "window, float32": "gfx942 gfx942 sm_100",
     "window, sinks": "sm_90 sm_80 gfx942 sm_80",
     "window, softcap, alibi, sinks": "sm_90 sm_80 sm_80 sm_90",
@@ -95,6 +96,7 @@ INSIDE = {
     *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere", "longformer, packed")),
     *((direction, "rows anywhere, 192, softcap, alibi") for direction in ("forward", "dq", "keys")),
     *(("keys", call) for call in ("two terms, listed bounds", "longformer, one token")),
+    *(("forward", call) for call in ("window, 256", "window, 256, by groups")),  # in the loop of rows that go again
     *CROWDED.get(VERSION, CROWDED[3, 7]),
 }
 SERIALISED = {("keys", "bigbird")}  # whose products run one by one: those of blocks whose results are added to others

@@ -6,7 +6,7 @@ import weft
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import specs_of
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import NAMED, WIDE
+from weft.planning.families.hopper import CONFIGS, WIDE
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 
 ONE_BY_ONE = 0.5  # waits for products over products: about 1 where the assembler runs them one by one
 CASES = [
-    (64, *NAMED[0][1:]),
+    (64, "float16", CONFIGS["forward"]),
     (128, "bfloat16", WIDE),
     (80, "bfloat16", WIDE),
     (96, "bfloat16", WIDE),

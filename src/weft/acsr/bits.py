@@ -14,8 +14,8 @@ Bits: TypeAlias = NDArray[np.uint8]
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 _COUNTS = _BYTES.sum(axis=1, dtype=np.uint8)
 BACKWARDS: Bits = np.packbits(_BYTES, axis=1, bitorder="little")[:, 0]  # a byte whose first bit is in the lowest one
-# Of 8 x 8 bits in a word, row by row from the highest one: pairs of bits, of 2 x 2 and of 4 x 4 of them that change
-# places, those nearer to the lowest bit, and how far apart they are (Warren, Hacker's Delight, section 7-3).
+# Of 8 x 8 bits in a word, row by row from the highest one. Pairs of bits, of 2 x 2 and of 4 x 4 of them change places.
+# The numbers are those nearer to the lowest bit, and how far apart they are (Warren, Hacker's Delight, section 7-3).
 _SWAPS = ((0x00AA00AA00AA00AA, 7), (0x0000CCCC0000CCCC, 14), (0x00000000F0F0F0F0, 28))
 
 

@@ -1,8 +1,8 @@
 """Pattern -> Acsr. No dense matrix is formed for what is affine.
 
-A pattern lowers to a union of terms (`weft.acsr.lower`), which are made disjoint: as they are, merged where they are
-too many, and covered by other terms where they overlap in a way that has no form. What goes beyond MAX_TERMS even so is
-written down block by block in the remainder, and `Acsr.notes` says so.
+A pattern lowers to a union of terms (`weft.acsr.lower`), which are made disjoint. They stay as they are, or are merged
+where they are too many. Where they overlap in a way that has no form, other terms cover them. What goes beyond
+MAX_TERMS even so is written down block by block in the remainder, and `Acsr.notes` says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Live pairs in each cell of a picture, counted exactly: a cell is a run of queries by a run of keys.
 
-Of a term, what is counted is the pairs before a corner, those of earlier queries and earlier keys; the four corners of
-a cell give its pairs. Bounds are monotone: the rows of an axis that have ended before a key come first, then those
-that it cuts, then those that begin later, and sums over rows serve all corners. A grid takes its axes one by one.
+Counted are the pairs of a term before a corner: those of earlier queries and earlier keys. The four corners of a cell
+give its pairs. Bounds are monotone. So the rows of an axis that have ended before a key come first. Those that it cuts
+follow, then those that begin later. Sums over rows serve all corners. A grid takes its axes one by one.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _of_all(term: Term, x: Ints, y: Ints) -> Ints:
 def _of_grid(term: Term, q: Ints, k: Ints) -> Ints:
     """The same of several axes; q, k: corners as tokens of the grids.
 
-    A token comes before another if it does on the first axis, or is its equal there and comes before it on the others:
-    so a corner takes four products of one axis and those that follow. The last corner is the end of every axis.
+    A token comes before another if it does on the first axis, or is its equal there and comes before it on the others.
+    So a corner takes four products of one axis and those that follow. The last corner is the end of every axis.
     """
     q, k = np.append(q, 0), np.append(k, 0)
     found = np.zeros((q.size, k.size), np.int64)
@@ -132,7 +132,7 @@ def _of_axis(relation: Relation, n: int, x: Ints, y: Ints) -> Ints:
 
 
 def _of_rows(relation: Relation, n: int, x: Ints, y: Ints) -> Ints:
-    """The same by closed sums, of the rows between neighbouring corners; bounds are monotone, so most of these have
+    """The same by closed sums, of the rows between neighbouring corners. Bounds are monotone, so most of these have
     ended before a key, or begin after it.
     """
     corners, keys = np.unique(np.append(0, x)), np.clip(y, 0, n)

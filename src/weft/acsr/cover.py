@@ -1,8 +1,8 @@
 """Blocks of single pairs as terms, where few terms say them: the last form that is tried before pairs are listed.
 
-Every query sees runs of consecutive keys. Two forms are looked for, by queries and by keys: rectangles, one for each
-class of queries that see the same; and chains of runs, at most one of each query, whose ends never decrease from one
-query to the next, so that a chain is two bounds.
+Every query sees runs of consecutive keys. Two forms are looked for, by queries and by keys. Rectangles: one for each
+class of queries that see the same. Chains of runs: at most one of each query, whose ends never decrease from one query
+to the next. So a chain is two bounds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Run = tuple[int, int]  # first key, key after the last
 
 @dataclass(frozen=True, eq=False)
 class Alike:
-    """Groups of consecutive queries that see the same: group g is queries first[g] to first[g + 1] - 1, the last one
-    ends at m, and sees the keys of runs[g].
+    """Groups of consecutive queries that see the same. Group g is queries first[g] to first[g + 1] - 1, and sees the
+    keys of runs[g]. The last one ends at m.
     """
 
     m: int
@@ -63,7 +63,7 @@ def covered(blocks: Blocks, room: int) -> list[Term] | None:
 
 
 def of_intervals(low: Ints, high: Ints, n: int, room: int) -> list[Term] | None:
-    """Disjoint terms, at most `room`, in which query i sees low[i] <= k < high[i] of n keys; None if chains are more,
+    """Disjoint terms, at most `room`, in which query i sees low[i] <= k < high[i] of n keys. None if chains are more,
     or queries differ too often.
     """
     low, high = np.where(low < high, low, -1), np.where(low < high, high, -1)
@@ -252,8 +252,8 @@ def _terms(chains: list[list[Link]], alike: Alike) -> list[Term]:
 
 
 def _term(chain: list[Link], alike: Alike) -> Term:
-    """A chain as bounds on the queries that it has; where a list would have to say which these are, the bounds leave
-    the others nothing, if they can.
+    """A chain as bounds on the queries that it has. A list might have to say which these are. Then the bounds leave the
+    others nothing, if they can.
     """
     rows = np.zeros(alike.m, np.bool_)
     for link in chain:

@@ -1,12 +1,11 @@
 """ACSR, the affine-compressed-sparse-row format.
 
 An `Acsr` is a union of pairwise disjoint terms plus a remainder. A `Term` is a product of relations, one per axis,
-between two grids of tokens: in each row and axis the live keys are start, start + step, ...  Queries and keys may be
-chosen from a list, or left out by one (scattered global tokens); that is all that is not affine in a term. The
-`Remainder` lists 64
-x 64 blocks of what is not affine, one bit per pair where a block is not full. A pair belongs to exactly one of them:
-the builder gives it to the first term that has it and subtracts it from the others, so that ownership needs no test at
-run time.
+between two grids of tokens. In each row and axis the live keys are start, start + step, and so on. Queries and keys may
+be chosen from a list, or left out by one (scattered global tokens). That is all that is not affine in a term. The
+`Remainder` lists 64 x 64 blocks of what is not affine, one bit per pair where a block is not full. A pair belongs to
+exactly one of them. The builder gives it to the first term that has it, and subtracts it from the others. So ownership
+needs no test at run time.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class NotAffineError(Exception):
 
 @dataclass(frozen=True)
 class Grid:
-    """`prod(shape)` consecutive tokens from `origin` on, seen as a row-major grid; or, on one axis and with origin 0,
-    the tokens of `order`, each once, so that what is scattered lies side by side.
+    """`prod(shape)` consecutive tokens from `origin` on, seen as a row-major grid. Or, on one axis and with origin 0,
+    the tokens of `order`, each once: what is scattered lies side by side then.
     """
 
     origin: int

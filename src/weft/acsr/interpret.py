@@ -1,8 +1,7 @@
 """What attention over an Acsr means: three loops over affine rows in float64, forward and backward.
 
-R-SDDMM (scores of the live pairs of a row), soft maximum over the row, R-SpMM (weighted sum of values), as SPLAT names
-them (Gupta et al. 2025, doi 10.1145/3720503). Slow on purpose: this is the definition that everything faster is held
-to.
+R-SDDMM (scores of the live pairs of a row), soft maximum over the row, R-SpMM (weighted sum of values). SPLAT names
+them so (doi 10.1145/3720503). Slow on purpose: this is the definition that everything faster is held to.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ALIBI = "score - real0[()] * abs(q + shift - k)"
 @dataclass(frozen=True)
 class Scores:
     """Scores of some pairs. slope: their derivative by scale * (q . k). entries: of each entry of a real table that was
-    read (its rule, its table, the indices, the derivative by it); all broadcast to the pairs.
+    read (its rule, its table, the indices, the derivative by it). All broadcast to the pairs.
     """
 
     s: Reals
@@ -38,8 +37,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What is done to the scores of one head, in this order: times `scale`; softcap * tanh(score / softcap); the rules,
-    each of the result of the one before it; minus slope * |q_index + shift - k_index|. And to weights: dropout.
+    """What is done to the scores of one head, in this order. Times `scale`. Then softcap * tanh(score / softcap). Then
+    the rules, each of the result of the one before it. Then minus slope * |q_index + shift - k_index|. And to weights:
+    dropout.
 
     sink: a logit that joins the sum of every row and has no value; None for none. b, h: the batch row and the head.
     """
@@ -107,8 +107,8 @@ class Gradients:
 def forward(acsr: Acsr, q: Reals, k: Reals, v: Reals, scoring: Scoring) -> tuple[Reals, Reals]:
     """(out (M, Dv), lse (M,)) of one head: q (M, D), k (N, D), v (N, Dv).
 
-    A row without keys gives 0 and -inf; so does one whose scores a rule makes -inf: such pairs are masked. lse is that
-    of all weights, also of those that dropout drops.
+    A row without keys gives 0 and -inf. So does one whose scores a rule makes -inf, as such pairs are masked. The lse
+    is that of all weights, also of those that dropout drops.
     """
     out, lse = np.zeros((acsr.m, v.shape[1])), np.full(acsr.m, -np.inf)
     for row, columns in enumerate(acsr.rows()):

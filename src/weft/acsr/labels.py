@@ -10,8 +10,8 @@ MAX_AXES = 3
 
 
 def axes_of_labels(ids: Ints) -> list[Ints] | None:
-    """For each axis of a grid the lengths of its runs of equal labels, so that two tokens have one label iff their
-    coordinates have one on every axis; None if there is no grid of at most MAX_AXES axes. Fewest axes first.
+    """For each axis of a grid the lengths of its runs of equal labels. Two tokens have one label iff their coordinates
+    have one on every axis. None if there is no grid of at most MAX_AXES axes. Fewest axes first.
 
     >>> [x.tolist() for x in axes_of_labels(np.array([0, 0, 1, 1, 0, 0, 1, 1]))]
     [[2], [2, 2]]

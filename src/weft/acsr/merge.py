@@ -1,9 +1,9 @@
 """Fewer terms for the same pairs: terms that differ only in the queries or the keys that they take become one.
 
-A term of one axis is a core (bounds that relate queries to keys, and a residue of their difference) restricted to a
-set of queries and a set of keys. Terms with one core are a union of rectangles, and a union of rectangles has a form
-with one rectangle for each class of queries, or of keys, that are alike. Sets are spelled as bounds and residues where
-they can be, and as lists otherwise.
+A term of one axis is a core on a set of queries and a set of keys. A core is bounds that relate queries to keys, and a
+residue of their difference. Terms with one core are a union of rectangles. Such a union has a form with one rectangle
+for each class of queries, or of keys, that are alike. Sets are spelled as bounds and residues where they can be, and as
+lists otherwise.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _joined(
 
 
 def _classes(sides: list[NDBool], others: list[NDBool]) -> list[tuple[NDBool, NDBool]]:
-    """Tokens of a side that lie in the same boxes, with the union of the other sides of these; those that see the
-    same are one class.
+    """Tokens of a side that lie in the same boxes, with the union of the other sides of these. Those that see the same
+    are one class.
     """
     word = np.zeros(sides[0].size, np.uint64)
     for place, side in enumerate(sides):
@@ -185,8 +185,8 @@ def restricted(core: Relation, rows: NDBool, keys: NDBool) -> Term:
 
 
 def spelled(live: NDBool, of_rows: bool) -> tuple[Relation, Listed]:
-    """A set of queries or keys, which is not empty, as a relation and a list: bounds, a residue class, or a list of
-    what is in it, or of what it lacks.
+    """A set of queries or keys, which is not empty, as a relation and a list. It is bounds, a residue class, or a list
+    of what is in it or of what it lacks.
     """
     tokens = np.flatnonzero(live)
     first, after = int(tokens[0]), int(tokens[-1]) + 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import lcm
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from weft.pattern.excerpt import Box
 from weft.pattern.listed import Listed
 from weft.pattern.relation import Relation
 
-STRIDES = (4096, 64)  # rows between the ones that are looked at, before all are where these leave a doubt
+STRIDE = 64  # rows between the ones that are looked at, before all are where these leave a doubt
 
 
 def needed(acsr: Acsr, rows: Tokens | Sequence[Box]) -> Tokens:
@@ -75,20 +77,24 @@ def of_axis(axis: Relation, rows: tuple[int, int], n: int) -> Tokens:
         return EMPTY
     if max(axis.rows.step, axis.keys.step, axis.diagonal.step) > 1:
         return _of_classes(axis, rows, n)
+    return _joined(axis, rows, n)
+
+
+@lru_cache(maxsize=1024)  # ranks of a grid have axes in common
+def _joined(axis: Relation, rows: tuple[int, int], n: int) -> Tokens:
+    """The same where no congruence leaves keys out."""
     # Bounds rise: where a row's keys end no earlier than those of a later row begin, none between them is left out.
-    ends = np.array([rows[0], rows[1] - 1], np.int64)
-    spans = ends[None, :]
+    spans = np.array([[rows[0], rows[1] - 1]], np.int64)
     found: list[Tokens] = []
-    for stride in (*STRIDES, 1):
-        spans = _between(spans, stride)
-        if not spans.size:
-            break
-        low, high = axis.interval(spans[:, 0], n)[0], axis.interval(spans[:, 1], n)[1]
-        joined = axis.interval(spans[:, 0], n)[1] >= axis.interval(spans[:, 1], n)[0]
-        if stride == 1:
-            joined = np.ones_like(joined)
-        found.append(Tokens.of(low[joined], high[joined]))
-        spans = spans[~joined]
+    stride = rows[1] - rows[0]
+    while spans.size:
+        low, high = axis.interval(spans, n)
+        joined = (high[:, 0] >= low[:, 1]) | (spans[:, 0] == spans[:, 1])
+        found.append(Tokens.of(low[joined, 0], high[joined, 1]))
+        # rows as far apart as a row has keys are joined where bounds rise as rows do
+        wide = int((high - low).min())
+        stride = next(x for x in (wide, STRIDE, 1) if 1 <= x < stride or x == 1)
+        spans = _between(spans[~joined], stride)
     return union(found)
 
 
@@ -105,7 +111,50 @@ def _between(spans: Ints, stride: int) -> Ints:
 
 
 def _of_classes(axis: Relation, rows: tuple[int, int], n: int) -> Tokens:
-    """The same where congruences leave keys out: runs of every so many keys are marked at both ends and summed."""
+    """The same where congruences leave keys out."""
+    found = _by_period(axis, rows, n)
+    return _marked(axis, rows, n) if found is None else found
+
+
+def _by_period(axis: Relation, rows: tuple[int, int], n: int) -> Tokens | None:
+    """The same where rows of a period see keys of every residue, joined as in `_joined`; None elsewhere.
+
+    Rows are looked at in chunks of whole periods. From where the last residue begins to where the first ends, all keys
+    are seen. Beside that, those of each residue are listed.
+    """
+    period = lcm(axis.rows.step, axis.keys.step, axis.diagonal.step)
+    low, high = axis.interval(np.array([rows[0], rows[1] - 1], np.int64), n)
+    chunk = max(1, int((high - low).max()) // (2 * period)) * period
+    begin = np.arange(rows[0], max(rows[0] + 1, rows[1] - chunk + 1), chunk, dtype=np.int64)
+    if begin.size * period > rows[1] - rows[0]:
+        return None
+    at = begin[:, None] + np.arange(period)
+    after = np.append(begin[1:], rows[1])[:, None]
+    low, high = axis.interval(np.stack([at, at + (after - 1 - at) // period * period]), n)
+    step, phase, agree = axis.key_classes(at)
+    seen = agree & axis.rows.holds(at)
+    if (seen & (high[0] < low[1])).any() or np.unique(phase[0][seen[0]]).size < step:
+        return None
+    low, high = low[0], high[1]
+    first, last = np.where(seen, low, 0).max(axis=1), np.where(seen, high, n).min(axis=1)
+    if (first >= last).any():
+        return None
+    chunks = np.nonzero(seen)[0]
+    before = _listed(low[seen], first[chunks], phase[seen], step)
+    behind = _listed(last[chunks], high[seen], phase[seen], step)
+    return union([Tokens.of(first, last), Tokens.listed(before), Tokens.listed(behind)])
+
+
+def _listed(low: Ints, high: Ints, phase: Ints, step: int) -> Ints:
+    """The keys of each residue from its low to before its high."""
+    start = low + (phase - low) % step
+    many = np.maximum(0, -((start - high) // step))
+    place = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+    return np.repeat(start, many) + step * place
+
+
+def _marked(axis: Relation, rows: tuple[int, int], n: int) -> Tokens:
+    """The same: runs of every so many keys are marked at both ends and summed."""
     start, step, count = axis.affine_rows(np.arange(*rows, dtype=np.int64), n)
     live = count > 0
     if not live.any():

@@ -1,8 +1,8 @@
 """Terms between tokens that are taken in another order: scattered members of one set lie side by side there.
 
 Membership of sets, `ids[q] == ids[k]`, is contiguous documents once tokens are sorted by their set. In that order the
-tokens of a set still rise, so that any interval of keys is an interval of places, and what else a pattern says of a
-query is a bound again. `Grid.order` holds the order; nothing else of a term differs.
+tokens of a set still rise. So any interval of keys is an interval of places, and what else a pattern says of a query is
+a bound again. `Grid.order` holds the order; nothing else of a term differs.
 """
 
 from __future__ import annotations

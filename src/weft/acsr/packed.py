@@ -1,6 +1,6 @@
 """Documents of unlike lengths of queries and keys, each under one pattern at its own lengths.
 
-`packed` is a library function that the front end writes, as recognition has some of its own: it prints, compares and
+`packed` is a library function that the front end writes, as recognition has some of its own. It prints, compares and
 crosses as the call that makes it, with two tables of lengths.
 """
 

@@ -1,7 +1,7 @@
 """A pattern over the tokens of a sequence, asked for some of its queries and keys: what decoding and caches need.
 
 A model says its mask on positions of the whole sequence. A call has queries from `q_offset` on, and keys from
-`k_offset` on. `placed` says the mask on the indices of the call. Wherever it can, it says so by an alignment: then the
+`k_offset` on. `placed` says the mask on the indices of the call. Wherever it can, it says so by an alignment. Then the
 answer is the same object at every step of decoding, and nothing is planned anew.
 """
 

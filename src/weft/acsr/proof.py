@@ -69,7 +69,7 @@ def verify_pattern(pattern: Pattern, acsr: Acsr, rows: Ints, batch: int = 0, hea
     """Raise VerificationError if the pattern's predicate and an Acsr differ on a pair looked at.
 
     These are all pairs of a small problem. Of a large one they are keys two either side of every bound in these rows,
-    near bounds and in random rows; and whole rows and columns, which no bound chooses.
+    near bounds and in random rows. Whole rows and columns, which no bound chooses, come with them.
     """
     held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
     union = _lowered(pattern.at(batch, head), acsr)

@@ -1,9 +1,9 @@
 """Relayouts: re-indexings of one axis under which the keys of every row are contiguous.
 
-Queries are taken by their residue modulo q_step, keys modulo k_step: position p of a class is query phase + q_step *
-p. Listed queries or keys are gathered through a table; every other relayout is a view (base, strides), never a copy.
-Under it a row's live keys are one interval [lo, hi) of
-positions, and both ends never decrease from row to row, so a tile of rows is described by its first and last row.
+Queries are taken by their residue modulo q_step, keys modulo k_step: position p of a class is query phase + q_step * p.
+Listed queries or keys are gathered through a table; every other relayout is a view (base, strides), never a copy. Under
+it a row's live keys are one interval [lo, hi) of positions. Both ends never decrease from row to row, so a tile of rows
+is described by its first and last row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lanes:
     """The residue classes ("lanes") of queries of one axis, and the keys that each may see.
 
     Row p of lane c has index q_first[c] + q_step * p for 0 <= p < rows[c]; position j has index k_first[c] + k_step *
-    j. An index is a query (a key), or a place in the table `queries` (`keys`) where a term has only listed ones: the
+    j. An index is a query (a key), or a place in the table `queries` (`keys`) where a term has only listed ones. The
     relayout is then a gather. `live[c]` is False where no key satisfies the congruences of the lane. No full tile may
     have one of the queries out[0] or of the keys out[1]; if `alone`, on the only axis, such queries see nothing.
     """
@@ -111,9 +111,9 @@ class Lanes:
         return lo, hi
 
     def seeing(self, relation: Relation, n: int, first: Ints, last: Ints) -> tuple[Ints, Ints, NDBool] | None:
-        """The first and the last row of tiles of which nothing says that it sees nothing, neither a statement about the
-        query nor a list, and whether there are some; None where nothing says so of any. first, last: of all rows,
-        (lanes, tiles).
+        """The first and the last row of each tile that may see something, and whether there are some. A row may see
+        nothing by a statement about the query, or by a list. None where nothing says so of any row. first, last: of all
+        rows, (lanes, tiles).
         """
         begin, end = live_range(relation, INF)
         stated = self.queries is None and (begin > 0 or end < INF)
@@ -149,8 +149,8 @@ class Lanes:
         return ByClass.of(self.out[0], self.q_step).count(lo % self.q_step, lo, hi + 1) > 0
 
     def longest_whole(self, start: Ints, stop: Ints, block: int) -> tuple[Ints, Ints]:
-        """(key tiles skipped, key tiles): of the tiles of `block` positions from start to stop, (lanes, tiles), those
-        before the first or after the last key left out, whichever are more.
+        """(key tiles skipped, key tiles): of the tiles of `block` positions from start to stop, (lanes, tiles). Skipped
+        are those before the first or after the last key left out, whichever are more.
         """
         base, step = self.k_first[:, None], self.k_step
         lo, hi = base + step * start, base + step * stop
@@ -195,8 +195,8 @@ def lanes_of(
 
 # ---- sets of tokens on an axis -----------------------------------------------------------------------------------
 def on_axis(listed: Listed, grid: Grid, axis: int) -> Listed:
-    """A set of tokens as coordinates of one axis. On a grid it is told on the first axis, and there a coordinate is
-    left out (never taken for full) if any token with it is.
+    """A set of tokens as coordinates of one axis. On a grid it is told on the first axis. There a coordinate is left
+    out (never taken for full) if any token with it is.
     """
     if len(grid.shape) == 1 or listed.is_every:
         return listed.moved(-grid.origin)

@@ -34,7 +34,7 @@ def simplest(least: Ints, most: Ints, n: int, rows: tuple[Ints, Ints] | None = N
 
 
 def _clipped(stair: Stair, limits: tuple[Ints, Ints], n: int, rows: tuple[Ints, Ints]) -> Stair | None:
-    """The stair between the limits, clipped at its ends if that is what it takes. It never decreases, so the first row
+    """The stair between the limits, clipped at its ends if that is what it takes. It never decreases. So the first row
     of a place is where it may be too low, and the last where it may be too high.
     """
     least, most = limits

@@ -1,9 +1,9 @@
 """Steady patterns: those whose rows at any number of keys are rows of one fixed set of pairs.
 
-Decoding asks for the last M rows of a mask whose N grows by one each step. A pattern is *steady* if there is a fixed
-set R of pairs (token, key) such that the pattern at (M, N), M <= N, is live at (i, k) exactly where (i + N - M, k) is
-in R. Then its row i is row i + N - M of the square pattern at any capacity C >= N, cut at key N: both are the keys of R
-in that row, of 0 <= k < N.
+Decoding asks for the last M rows of a mask whose N grows by one each step. A pattern is *steady* if a fixed set R of
+pairs (token, key) describes it. At (M, N), M <= N, it is live at (i, k) exactly where (i + N - M, k) is in R. Then its
+row i is a row of the square pattern at any capacity C >= N: row i + N - M, cut at key N. Both are the keys of R in that
+row, of 0 <= k < N.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from weft.pattern.relation import Relation
 def why_unsteady(pattern: Pattern) -> str | None:
     """None if the pattern is steady (see above), else what in it depends on the lengths.
 
-    A bottom-right leaf adds N - M to the query before it asks its relation, which is then R; a leaf that does not look
-    at the query has every query's keys alike. Unions, intersections and complements of steady patterns have the
-    unions, intersections and complements of their R. Moving keys by k >= 0 moves R and leaves keys below k out;
-    moving them down would cut at N - k, and moving queries would cut at a query index: neither is steady.
+    A bottom-right leaf adds N - M to the query before it asks its relation, which is then R. A leaf that does not look
+    at the query has every query's keys alike. Unions, intersections and complements of steady patterns have the unions,
+    intersections and complements of their R. Moving keys by k >= 0 moves R and leaves keys below k out. Moving them
+    down would cut at N - k, and moving queries would cut at a query index. Neither is steady.
     """
     if isinstance(pattern, Call):
         return why_unsteady(pattern.body)

@@ -1,8 +1,8 @@
 """Whether a result is right: against float64, on sampled rows (out, dq) and sampled keys (dk, dv).
 
 The truth uses the workload's formula, not its pattern. Beside it stands the plain computation in the inputs' dtype, on
-the same samples. A result is wrong if its error is beyond SLACK times what `weft.testing.tolerance` allows over that:
-a sample finds less than the largest plain error, and a wrong mask is wrong by orders of magnitude.
+the same samples. A result is wrong if its error is beyond SLACK times what `weft.testing.tolerance` allows over that. A
+sample finds less than the largest plain error, and a wrong mask is wrong by orders of magnitude.
 """
 
 from __future__ import annotations

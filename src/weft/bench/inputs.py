@@ -18,7 +18,7 @@ CPU_CACHE = 32 << 20  # bytes, where torch does not say
 
 @dataclass(frozen=True)
 class Case:
-    """q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv) and dout (B, Hq, M, Dv), or with axes 1 and 2 exchanged."""
+    """q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv), dout (B, Hq, M, Dv). Axes 1 and 2 may be exchanged."""
 
     q: Tensor
     k: Tensor

@@ -1,7 +1,7 @@
 """How a call is timed: device events on a GPU, the clock on a CPU; a few calls a round, inputs rotated.
 
-On a GPU the device first spins for as long as the host needs to queue the round, so that an event pair holds the
-device's time and none of the host's; what the host needs is measured apart.
+On a GPU the device first spins for as long as the host needs to queue the round. So an event pair holds the device's
+time and none of the host's. What the host needs is measured apart.
 """
 
 from __future__ import annotations

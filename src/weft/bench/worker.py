@@ -226,7 +226,7 @@ class Worker:
 
 
 def end_with(parent: int) -> None:
-    """Wait for the end of the process that asked, then end at once, with what was started here: else a benchmark that
+    """Wait for the end of the process that asked, then end at once, with what was started here. Else a benchmark that
     is killed leaves a peer on the device, beside whatever is measured next.
     """
     while os.getppid() == parent:

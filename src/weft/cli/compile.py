@@ -77,7 +77,7 @@ def command(triton: str | None, as_json: bool, **options: Any) -> None:
     """Compile what a call of attention under PATTERN launches, forward and backward, for a card that need not be here.
 
     Kernels go to the cache (WEFT_CACHE_DIR). A machine with that card and the same version of Triton, to which the
-    directory was copied, compiles nothing then; its Python may be another one. The exit code is 1 where a kernel could
+    directory was copied, compiles nothing then. Its Python may be another one. The exit code is 1 where a kernel could
     not be compiled.
     """
     calls, flags = _calls(options), _flags(options)

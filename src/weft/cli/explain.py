@@ -39,8 +39,8 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
-    """The source of each kernel that a plan launches in one direction, by name: its entry, and the fragments that it
-    reaches, without branches that are not compiled. "fused" prints the kernel of all gradients of a short window.
+    """The source of each kernel that a plan launches in one direction, by name. It is the entry, and the fragments that
+    it reaches, without branches that are not compiled. "fused" prints the kernel of all gradients of a short window.
     """
     from weft.kernels.gpu.compile import emit
     from weft.kernels.gpu.compile.listing import listing

@@ -29,7 +29,7 @@ class Pack:
 def pack_sources(total: int) -> Pack:
     """Exactly `total` bytes of the standard library's own modules, in the order of their names.
 
-    Modules of at most a quarter of the pack are taken whole (a limit that doubles if they do not fill it); the last one
+    Modules of at most a quarter of the pack are taken whole (a limit that doubles if they do not fill it). The last one
     is cut. Another version of Python gives other documents, the same one always gives the same.
     """
     files = sorted(path for path in Path(os.__file__).parent.glob("*.py") if path.stat().st_size)

@@ -19,8 +19,8 @@ from weft.planning.problem import Problem
 SLICE = 1024  # queries of dense attention at a time: its mask never exists whole, and it runs no slower
 SAMPLES = 96  # rows compared with float64
 PATIENCE = 2.0  # seconds of timing after which no further call is made
-# Same dtype, another order of summation: the error may be a few times that of dense attention, which on few rows may by
-# luck be nearly nothing; the floor is a few roundings of an output near 1.
+# Same dtype, another order of summation. So the error may be a few times that of dense attention, which on few rows may
+# by luck be nearly nothing. The floor is a few roundings of an output near 1.
 FACTOR, FLOOR = 4.0, 1e-6
 
 
@@ -81,8 +81,8 @@ def measure(pattern: Pattern, qkv: Qkv, progress: Callable[[str], None]) -> Row:
 
 
 def yield_cores() -> bool:
-    """Goes down to one thread, and returns True, where several are slower: other work has the cores, and threads that
-    wait for each other in turns of the scheduler make seconds out of milliseconds."""
+    """Goes down to one thread, and returns True, where several are slower. Then other work has the cores, and threads
+    that wait for each other in turns of the scheduler make seconds out of milliseconds."""
     threads = torch.get_num_threads()
     if threads == 1:
         return False

@@ -20,8 +20,8 @@ def smoothed(image: np.ndarray, sigma: float) -> np.ndarray:
     height, width = image.shape[:2]
     around = np.pad(image, ((1, 1), (1, 1), (0, 0)), mode="reflect")
     patches = np.stack([around[i : i + height, j : j + width] for i in range(3) for j in range(3)], axis=2)
-    # -|a - b|^2 / 2 = a . b - |b|^2 / 2 - |a|^2 / 2: the last part is the same for all keys of a row and falls out of
-    # the softmax, the one before is a feature of the key that every query meets with weight 1.
+    # -|a - b|^2 / 2 = a . b - |b|^2 / 2 - |a|^2 / 2. The last part is the same for all keys of a row and falls out of
+    # the softmax. The one before is a feature of the key that every query meets with weight 1.
     x = patches.reshape(height * width, -1) / (sigma * 27**0.5)
     x -= x.mean(axis=0)
     q = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)

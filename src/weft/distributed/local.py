@@ -21,6 +21,7 @@ GAP, MOST = 1024, 4  # tokens between runs of keys that are one piece neverthele
 PASSES = 8  # times that the bytes of a merged row go through memory, forward and backward, and launches
 SLAB = 3.5  # times that a pair takes in a narrow slab of a grid, whose tiles are mostly empty (on an H200)
 OPERATIONS = 112  # of products in the time that a byte goes through memory
+PIECES, LEAST = 4, 1 << 23  # groups of heads that travel alone, at most, and bytes of one at least
 SLOWER = 10  # how many times slower bytes come from a peer than from memory
 
 
@@ -28,8 +29,8 @@ SLOWER = 10  # how many times slower bytes come from a peer than from memory
 class Part:
     """rows: places of the part's queries among the rank's own, ascending. pattern: of these and the part's keys.
 
-    keys: "own" if the part's keys are the rank's own, in their order; else for each key its place among the rank's own
-    keys followed by the received ones, by peer, followed by one that is nothing.
+    keys: "own" if the part's keys are the rank's own, in their order. Else for each key its place among the rank's own
+    keys, followed by the received ones, by peer, and one that is nothing.
     """
 
     rows: Ints
@@ -65,6 +66,18 @@ def local_of(plan: Plan, rank: int) -> Local:
     if len(plan.moved[rank]) or maker.merging_is_cheaper(edges):
         return Local(own, edges, asked)
     return Local(maker.part(boxes), (), asked)
+
+
+@lru_cache(maxsize=256)
+def pieces_of(plan: Plan) -> int:
+    """In how many groups of heads keys travel, of all ranks alike: one where the rank that receives most needs no wait,
+    since it merges results; else some, so that it waits for the first alone.
+    """
+    received = plan.chosen.received.sum(axis=1)
+    if any(map(len, plan.moved)) or isinstance(local_of(plan, int(received.argmax())).main.keys, str):
+        return 1
+    most = min(PIECES, int(received.max()) // LEAST)
+    return next((n for n in range(most, 1, -1) if plan.heads.kv % n == 0), 1)
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ class Link:
     its node and from others; latency: seconds of an exchange with one peer; rate: operations a second of a rank.
 
     inside and latency are those of four H200 that pack rows, send them and put them together
-    (`benchmarks/scale_out.py`); NCCL alone reached 346 GB/s. between is assumed.
+    (`benchmarks/scale_out.py`). NCCL alone reached 346 GB/s. between is assumed.
     """
 
     node: int = 8

@@ -16,7 +16,7 @@ from weft.acsr.format import Acsr, Term
 from weft.acsr.needs import needed, of_term
 from weft.acsr.tokens import EMPTY, Tokens, boxes_of_run, union
 from weft.distributed.model import Cost, Link, cost_of
-from weft.distributed.shards import Shards, pairs_between, row_work, shards_of
+from weft.distributed.shards import Shards, pairs_between, pairs_of, row_work, shards_of
 from weft.errors import OptionError, PatternError
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
@@ -144,10 +144,7 @@ class Plan:
     def halo(self) -> tuple[tuple[Tokens, ...], ...]:
         """[rank][peer]: the keys that a rank receives from a peer."""
         needs = self.chosen.halo or (EMPTY,) * self.ranks
-        return tuple(
-            tuple(EMPTY if p == r else need & held for p, held in enumerate(self.shards.tokens))
-            for r, need in enumerate(needs)
-        )
+        return tuple(map(self.shards.parted, needs))
 
     @cached_property
     def asked(self) -> tuple[tuple[Tokens, ...], ...]:
@@ -195,8 +192,8 @@ def plan(  # noqa: PLR0913 - the public face
     - pattern: on the indices of the whole sequence of m tokens; n, if given, equals m.
     - heads: (query heads, key heads). head_dim: of q, k and v, or (that of q and k, that of v).
     - shards: "contiguous" (equal runs), "work" (runs of equal live pairs), "zigzag" (runs r and -1 - r of twice as
-      many), "boxes" (the split of the grid that needs fewest bytes), "2x4" (ranks along the axes of the grid), or for
-      each rank the ranges [(first, after), ...] that it holds.
+      many). Or "boxes" (the split of the grid that needs fewest bytes), "2x4" (ranks along the axes of the grid). Or
+      for each rank the ranges [(first, after), ...] that it holds.
     - strategy: one of STRATEGIES, or None: the one that is predicted to take least time.
 
     Raises OptionError for shards and strategies that do not fit, PatternError for a pattern that tells heads or batch
@@ -256,7 +253,7 @@ def _candidates(acsr: Acsr, shards: Shards, heads: Heads) -> list[Candidate]:
     found = [Candidate("halo", _received(needs, shards, heads), work, needs)]
     moved = _moved_rows(acsr, shards, heads, needs)
     if any(len(one) for one in moved):
-        found.append(_with_moved(acsr, shards, heads, moved, work))
+        found.append(_with_moved(acsr, shards, heads, (moved, needs), work))
     if _divides(heads, shards.ranks):
         found.append(_ulysses(shards, heads, work))
     found.append(_all_gather(shards, heads, work))
@@ -268,27 +265,12 @@ def _work(acsr: Acsr, shards: Shards) -> Ints:
     if len(acsr.remainder):
         rows = row_work(acsr)
         return np.array([rows[held.array()].sum() for held in shards.tokens], np.int64)
-    whole = (Box(shards.shape, (0,) * len(shards.shape), shards.shape),)
-    return np.array([pairs_between(acsr, boxes, whole) for boxes in shards.boxes], np.int64)
+    return np.array([pairs_of(acsr, boxes) for boxes in shards.boxes], np.int64)
 
 
 def _received(needs: tuple[Tokens, ...], shards: Shards, heads: Heads) -> Ints:
     """Bytes of keys and values by [rank, peer]."""
-    found = np.zeros((shards.ranks, shards.ranks), np.int64)
-    for r, need in enumerate(needs):
-        for p in _holders(need, shards):
-            found[r, p] = len(need & shards.tokens[p]) * heads.key_row
-    return found
-
-
-def _holders(need: Tokens, shards: Shards) -> list[int]:
-    """The ranks that may hold some of the tokens."""
-    if not need.starts.size:
-        return []
-    low, high = need.starts[0], need.stops[-1]
-    return [
-        p for p, held in enumerate(shards.tokens) if held.starts.size and held.starts[0] < high and held.stops[-1] > low
-    ]
+    return np.array([shards.counts(need) for need in needs]) * heads.key_row
 
 
 def _moved_rows(acsr: Acsr, shards: Shards, heads: Heads, needs: tuple[Tokens, ...]) -> tuple[Tokens, ...]:
@@ -311,8 +293,9 @@ def _moved_rows(acsr: Acsr, shards: Shards, heads: Heads, needs: tuple[Tokens, .
 
 def _rows_of(term: Term) -> Tokens:
     """The rows that see some key by a term."""
-    turned = term.transpose()
-    return of_term(turned, Tokens.listed(turned.q.tokens(np.arange(turned.q.size, dtype=np.int64))))
+    if term.is_ordered:
+        return of_term(term.transpose(), Tokens.listed(term.k.tokens(np.arange(term.k.size, dtype=np.int64))))
+    return of_term(term.transpose(), Tokens.of(np.array([term.k.origin]), np.array([term.k.origin + term.k.size])))
 
 
 def _rows_seeing(acsr: Acsr, rows: Tokens, keys: Tokens) -> Tokens:
@@ -320,20 +303,26 @@ def _rows_seeing(acsr: Acsr, rows: Tokens, keys: Tokens) -> Tokens:
     return needed(acsr.transpose(), keys) & rows if len(rows) else EMPTY
 
 
-def _with_moved(acsr: Acsr, shards: Shards, heads: Heads, moved: tuple[Tokens, ...], work: Ints) -> Candidate:
-    """Moved rows are computed where their keys are; the other rows' keys come."""
-    rest = [held - rows for held, rows in zip(shards.tokens, moved, strict=True)]
-    needs = tuple(needed(acsr, rows) - held for rows, held in zip(rest, shards.tokens, strict=True))
+def _with_moved(
+    acsr: Acsr, shards: Shards, heads: Heads, sets: tuple[tuple[Tokens, ...], tuple[Tokens, ...]], work: Ints
+) -> Candidate:  # fmt: skip
+    """Moved rows are computed where their keys are; the other rows' keys come. sets: moved rows; what ranks need."""
+    moved, every = sets
+    needs = tuple(
+        needed(acsr, held - rows) - held if len(rows) else need
+        for held, rows, need in zip(shards.tokens, moved, every, strict=True)
+    )
     received, work = _received(needs, shards, heads), work.copy()
-    turned = acsr.transpose()
     for r, rows in enumerate(moved):
         if not len(rows):
             continue
         boxes = boxes_of(rows, shards.shape)
+        some_terms = replace(acsr, terms=tuple(term for term in acsr.terms if len(_rows_of(term) & rows)))
+        turned = some_terms.transpose()
         for p in range(shards.ranks):
             some = len(needed(turned, shards.tokens[p]) & rows) if p != r else 0
             if some:
-                pairs = pairs_between(acsr, boxes, shards.boxes[p])
+                pairs = pairs_between(some_terms, boxes, shards.boxes[p])
                 received[p, r] += some * heads.query_row
                 received[r, p] += some * heads.result_row
                 work[p] += pairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from weft.acsr.excerpts import cut
-from weft.acsr.format import BLOCK, Acsr, NotAffineError, Term, listed_counts, row_counts
-from weft.acsr.tokens import Tokens, boxes_of_run, union
+from weft.acsr.format import BLOCK, Acsr, Grid, NotAffineError, Term, listed_counts, row_counts
+from weft.acsr.needs import needed, of_axis
+from weft.acsr.tokens import EMPTY, Tokens, boxes_of_run, union
 from weft.errors import OptionError
 from weft.pattern.bounds import Ints
+from weft.pattern.counting import between
 from weft.pattern.excerpt import Box
+from weft.pattern.relation import Relation
 
 KINDS = ("contiguous", "work", "zigzag", "boxes")
 ALIGNED = 128  # tokens that cuts by work are multiples of
@@ -49,6 +52,36 @@ class Shards:
     def tokens(self) -> tuple[Tokens, ...]:
         """The tokens of each rank."""
         return tuple(union(map(Tokens.of_box, boxes)) for boxes in self.boxes)
+
+    @cached_property
+    def _runs(self) -> tuple[Ints, Ints, Ints]:
+        """All runs of all ranks, ascending: (first tokens, those after the last, ranks)."""
+        starts, stops = (np.concatenate([getattr(one, end) for one in self.tokens]) for end in ("starts", "stops"))
+        ranks = np.repeat(np.arange(self.ranks), [one.starts.size for one in self.tokens])
+        order = np.argsort(starts)
+        return starts[order], stops[order], ranks[order]
+
+    def _pieces(self, tokens: Tokens) -> tuple[Ints, Ints, Ints]:
+        """Runs of tokens as far as one rank holds them: (first tokens, those after the last, ranks)."""
+        starts, stops, ranks = self._runs
+        first = np.searchsorted(stops, tokens.starts, side="right")
+        many = np.searchsorted(starts, tokens.stops, side="left") - first
+        at = np.arange(many.sum()) + np.repeat(first - np.cumsum(many) + many, many)
+        low, high = (np.repeat(x, many) for x in (tokens.starts, tokens.stops))
+        return np.maximum(starts[at], low), np.minimum(stops[at], high), ranks[at]
+
+    def counts(self, tokens: Tokens) -> Ints:
+        """How many of some tokens each rank holds."""
+        low, high, ranks = self._pieces(tokens)
+        return np.bincount(ranks, high - low, self.ranks).astype(np.int64)
+
+    def parted(self, tokens: Tokens) -> tuple[Tokens, ...]:
+        """Which of some tokens each rank holds."""
+        low, high, ranks = self._pieces(tokens)
+        found = [EMPTY] * self.ranks
+        for rank in np.unique(ranks).tolist():
+            found[rank] = Tokens.of(low[ranks == rank], high[ranks == rank])
+        return tuple(found)
 
     def __str__(self) -> str:
         sizes = [len(one) for one in self.tokens]
@@ -147,8 +180,6 @@ def _boxes(shape: tuple[int, ...], split: tuple[int, ...], ranks: int) -> Shards
 
 def best_boxes(acsr: Acsr, ranks: int) -> Shards:
     """Of all splits of the grid the one whose rank that needs most other tokens needs fewest."""
-    from weft.acsr.needs import needed
-
     shape = grid_of(acsr)
     splits = [
         d for d in cartesian(*[[d for d in range(1, ranks + 1) if ranks % d == 0]] * len(shape))
@@ -159,12 +190,33 @@ def best_boxes(acsr: Acsr, ranks: int) -> Shards:
             f"shards='boxes' for {ranks} ranks", f"a grid of {'x'.join(map(str, shape))} has no such split",
             "use fewer ranks, or shards='contiguous'",
         )  # fmt: skip
+    if _is_product(acsr, shape):
+        return _boxes(shape, min(splits, key=lambda split: _most_of_product(acsr.terms[0], split)), ranks)
     found = [_boxes(shape, split, ranks) for split in splits]
 
     def most(one: Shards) -> int:
         return max(len(needed(acsr, boxes) - mine) for boxes, mine in zip(one.boxes, one.tokens, strict=True))
 
     return min(found, key=most)
+
+
+def _is_product(acsr: Acsr, shape: tuple[int, ...]) -> bool:
+    """Whether each axis says alone which keys its rows see."""
+    if len(acsr.terms) != 1 or len(acsr.remainder):
+        return False
+    (term,) = acsr.terms
+    return term.rows.is_every and term.keys.is_every and term.q == term.k == Grid(0, shape)
+
+
+def _most_of_product(term: Term, split: tuple[int, ...]) -> int:
+    """The most tokens of other ranks that a rank needs."""
+    seen = own = np.array(1)
+    for axis, n, d in zip(term.axes, term.k.shape, split, strict=True):
+        ends = list(pairwise(_even(n, d)))
+        sets = [of_axis(axis, rows, n) for rows in ends]
+        inside = [keys & Tokens.of(*np.array([rows]).T) for keys, rows in zip(sets, ends, strict=True)]
+        seen, own = (np.multiply.outer(x, [*map(len, some)]) for x, some in ((seen, sets), (own, inside)))
+    return int((seen - own).max())
 
 
 # ---- ranges that the caller holds ------------------------------------------------------------------------------------
@@ -197,19 +249,36 @@ def _of_ranges(given: Any, tokens: int, ranks: int) -> Shards:
     return Shards((tokens,), boxes, "given")
 
 
-# ---- pairs between boxes ---------------------------------------------------------------------------------------------
+# ---- pairs of rows, and between boxes --------------------------------------------------------------------------------
+def pairs_of(acsr: Acsr, q: Sequence[Box]) -> int:
+    """Live pairs of terms of queries in some boxes."""
+    total = 0
+    for term, box in cartesian(acsr.terms, q):
+        if term.q == Grid(0, box.shape) and term.rows.is_every and term.keys.is_every:
+            ends = ((a, a + n) for a, n in zip(box.first, box.sizes, strict=True))
+            total += prod(map(_counted, term.axes, ends, term.k.shape))
+        else:
+            total += _pairs(term, box, Box(box.shape, (0,) * len(box.shape), box.shape), acsr.n)
+    return total
+
+
+@lru_cache(maxsize=1024)  # ranks of a grid have axes in common
+def _counted(axis: Relation, rows: tuple[int, int], n: int) -> int:
+    return between(axis, *rows, n)
+
+
 def pairs_between(acsr: Acsr, q: Sequence[Box], k: Sequence[Box]) -> int:
     """Live pairs of terms between queries in some boxes and keys in others.
 
     Where boxes cut a term into what is no term, its rows are taken to see as much of these keys as of all.
     """
-    total = 0
-    for term in acsr.terms:
-        for a, b in cartesian(q, k):
-            try:
-                total += sum(piece.nnz for piece in cut(term, a, b))
-            except NotAffineError:
-                rows = Tokens.of_box(a).array()
-                found = int(_counts(term, rows[term.q.coordinates(rows)[0]]).sum())
-                total += found if b.size == acsr.n else found * b.size // acsr.n
-    return total
+    return sum(_pairs(term, a, b, acsr.n) for term, a, b in cartesian(acsr.terms, q, k))
+
+
+def _pairs(term: Term, q: Box, k: Box, n: int) -> int:
+    try:
+        return sum(piece.nnz for piece in cut(term, q, k))
+    except NotAffineError:
+        rows = Tokens.of_box(q).array()
+        found = int(_counts(term, rows[term.q.coordinates(rows)[0]]).sum())
+        return found if k.size == n else found * k.size // n

@@ -16,8 +16,8 @@ from weft.fusion.settings import Settings
 
 KEPT = 64  # reports of graphs, for `explanation`
 _reports: deque[GraphReport] = deque(maxlen=KEPT)
-# Modes that ask for CUDA graphs, and what they ask for beside. torch's own captures cannot hold weft's operators, whose
-# patterns are found from masks on the host.
+# Modes that ask for CUDA graphs, and what they ask for beside. The captures of torch cannot hold weft's operators,
+# whose patterns are found from masks on the host.
 CAPTURED = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
 Compiled = Callable[..., Any]
 

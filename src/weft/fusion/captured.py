@@ -1,8 +1,8 @@
 """A compiled graph of inference as CUDA graphs, for sizes whose launches take the host longer than the device.
 
 A capture holds kernels, addresses, and the patterns of recognised attention. So inputs that are no parameters are
-copied to the places where the capture reads them, results are copied out, and the content of masks is part of what a
-capture is found by: another mask has a capture of its own.
+copied to the places where the capture reads them, and results are copied out. The content of masks is part of what a
+capture is found by. So another mask has a capture of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether a segment's kernel is faster than what the compiler behind weft makes of the same graph: both are measured.
 
-Each candidate runs in a CUDA graph, so launches cost what they cost there. cuBLAS with the compiler's own kernels is
-always a candidate, and what is not faster by MARGIN is left to it. A candidate that fails, or whose results are off,
-is dropped and said.
+Each candidate runs in a CUDA graph, so launches cost what they cost there. The compiler's own kernels with cuBLAS are
+always a candidate, and what is not faster by MARGIN is left to it. A candidate that fails, or whose results are off, is
+dropped and said.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.fx import GraphModule
 
 from weft.fusion import evidence, kernels
 from weft.fusion.epilogues import Found
-from weft.fusion.kernels import Library, ProductSpec, ProjectionsSpec, Runnable
+from weft.fusion.kernels import ProductSpec, ProjectionsSpec, Runnable
 from weft.fusion.model import breaks_even
 from weft.fusion.nodes import hint, value
 from weft.fusion.segment import Tiling, flat, multiplied, prepared, weights_of
 from weft.fusion.settings import Settings
-from weft.fusion.timing import compiled_alone, in_turn, seconds_of
+from weft.fusion.timing import compiled_alone, in_turn, parameters_of, seconds_of
 from weft.fusion.whole import Settled
 from weft.kernels.gpu.gemm.config import ALIGNED, configs
 from weft.settings import interpreted
@@ -67,8 +67,7 @@ def choose(found: Found, settings: Settings) -> Choice:
         return Choice(some[0], "it was asked for")
     if torch.cuda.is_current_stream_capturing():
         return Choice(None, "a CUDA graph is captured, and nothing can be measured")
-    if kernels.by_library(found.spec):
-        some.append(Library())
+    some += kernels.libraries(found.spec)
     sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
     subject = evidence.subject_of(repr(found.spec), found.unfused.code, sizes, settings.inner)
     key = evidence.key_of(subject)
@@ -104,9 +103,17 @@ def _reason_against(found: Found) -> str:
             return "a tensor of it is not contiguous"
         if hint(one.shape[-1]) * one.element_size() % ALIGNED:
             return f"a tensor has rows of no multiple of {ALIGNED} bytes"
-    if any(torch.is_grad_enabled() and one.requires_grad for one in tensors):
-        return "gradients are asked for, and its kernel has none"
-    return ""
+    return _has_no_gradient(found.spec, tensors) if torch.is_grad_enabled() else ""
+
+
+def _has_no_gradient(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> str:
+    """Why a kernel has no gradient that is asked for, or ""."""
+    if isinstance(spec, ProductSpec):
+        return ""
+    if spec.normed:
+        return "gradients are asked for, and its norm of heads has none"
+    tables = tensors[-2:] if spec.tables else []
+    return "its tables have gradients" if any(one.requires_grad for one in tables) else ""
 
 
 def _cannot_pay(found: Found) -> str:
@@ -132,13 +139,13 @@ def _configs(found: Found) -> Any:
         m *= hint(size)
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
-        return configs(m, n, 1 + spec.gated, processors, beside=spec.residual)
-    if spec.tables and spec.d & (spec.d - 1):
+        return configs(m, n, 1 + spec.gated, processors, beside=spec.beside)
+    if spec.by_head and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
     widths = [hint(value(node).shape[1 if spec.by_rows else 0]) for node in found.inputs[1:4]]
     if spec.by_rows and len(set(widths)) > 1:
         return iter(())  # rows of weights, which one descriptor walks, are of one length
-    some = configs(m, sum(widths), 1, processors, spec.d if spec.tables else 1, spec.tables)
+    some = configs(m, sum(widths), 1, processors, spec.d if spec.by_head else 1, spec.by_head)
     return (one for one in some if not any(width % one.cols for width in widths))
 
 
@@ -159,7 +166,7 @@ class _Measurement:
         unfused = seconds_of([partial(made, *tensors) for tensors in self.copies])
         best: tuple[float, Tiling] | None = None
         dropped = []
-        room = [torch.empty_like(x) for x in expected]
+        room = kernels.room(spec, self.tensors)
         launches = [prepared(spec, config, self.tensors, room) for config in some]
         for config, launch, why in zip(some, launches, kernels.compile_all(launches), strict=True):
             others = [] if why else [prepared(spec, config, tensors, room) for tensors in self.copies[1:]]
@@ -183,10 +190,13 @@ class _Measurement:
 
 
 def layer_seconds(module: GraphModule, values: list[Any]) -> float:
-    """Of a whole layer, compiled, in a CUDA graph that calls it on copies in turn, as a model has layers."""
+    """Of a whole layer, compiled, in a CUDA graph that calls it on copies of its weights, as a model has layers.
+
+    A mask is not copied: what attention decided for it holds for that tensor.
+    """
     with torch.no_grad():
         made = compiled_alone(module, values)
-        return seconds_of([partial(made, *some) for some in in_turn(values)])
+        return seconds_of([partial(made, *some) for some in in_turn(values, parameters_of(values))])
 
 
 def settle_once(
@@ -234,7 +244,9 @@ def _times(fused: float, unfused: float) -> str:
 def spec_words(spec: ProductSpec | ProjectionsSpec) -> str:
     """What a segment is, in a few words."""
     if isinstance(spec, ProjectionsSpec):
-        return "query, key and value" + (", rotated by position" if spec.tables else "")
+        done = ", normed by head" * spec.normed + ", rotated by position" * spec.tables
+        return f"query, key and value{done}"
     parts = ["product", *(["bias"] if spec.biased else []), *([spec.activation] if spec.activation else [])]
     parts += [*(["gate"] if spec.gated else []), *(["residual"] if spec.residual else [])]
+    parts += ["what gradients need"] if spec.keeps else []
     return ", ".join(parts)

@@ -1,7 +1,7 @@
 """What computes a recognised attention: decided from its mask, and found again as long as the mask stays the same.
 
 A mask is a function of tensors that a graph reads. While these are the same objects in the same versions, the decision
-holds; else their content is hashed, and only what was not met before is recognised.
+holds. Else their content is hashed, and only what was not met before is recognised.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Found:
 
     @cached_property
     def unfused(self) -> GraphModule:
-        """(*inputs) -> the outputs as the graph has them, without the views in `after`."""
+        """(*inputs) -> the outputs as the graph has them, without the views in `after`; then what is kept."""
         graph, known = Graph(), dict[Node, Node]()
         for i, node in enumerate(self.inputs):
             known[node] = graph.placeholder(f"t{i}")
@@ -71,8 +71,16 @@ class Found:
                 known[node] = known[first]
             else:
                 known[node] = graph.node_copy(node, known.__getitem__)
-        graph.output(tuple(known[node] for node in self.outputs))
+        graph.output(tuple(known[node] for node in (*self.outputs, *self.kept)))
         return GraphModule(torch.nn.Module(), anonymous(graph))
+
+    @property
+    def kept(self) -> tuple[Node, ...]:
+        """What is before an activation, of the product and then of its gate, where the kernel keeps it."""
+        if not (isinstance(self.spec, ProductSpec) and self.spec.keeps):
+            return ()
+        by_weight = {weight_of(node): node for node in self.inner if is_product(node)}
+        return tuple(by_weight[weight] for weight in self.inputs[1 : 2 + self.spec.gated])
 
 
 def anonymous(graph: Graph) -> Graph:

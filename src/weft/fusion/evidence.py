@@ -1,7 +1,7 @@
 """What was measured of a segment, kept in the store for other processes; one entry for each segment, size and card.
 
-The entry names all that a measurement rests on: the graph, its sizes, the card, torch, Triton, and the text of the
-modules that make and launch the kernels. Rows are appended, and the last one holds.
+The entry names all that a measurement rests on: the graph, its sizes, the card, torch and Triton. The text of the
+modules that make and launch the kernels is named too. Rows are appended, and the last one holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from weft.fusion import kernels
+from weft.fusion import cublaslt, kernels
 from weft.fusion.kernels import Library
 from weft.fusion.whole import Settled
 from weft.kernels.gpu import gemm
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
     import triton
 
     made = sha256()
-    for path in (*sorted(Path(gemm.__path__[0]).glob("*.py")), Path(kernels.__file__)):
+    for path in (*sorted(Path(gemm.__path__[0]).glob("*.py")), Path(kernels.__file__), Path(cublaslt.__file__)):
         made.update(path.read_bytes())
     return {"torch": torch.__version__, "triton": triton.__version__, "kernels": made.hexdigest()[:16]}
 
@@ -68,15 +68,21 @@ def _read(row: Any) -> Row | None:
         return None
     if not all(isinstance(row[name], float) for name in NUMBERS) or not isinstance(row["dropped"], list):
         return None
-    config = row["config"]
-    if config == asdict(Library()):
-        config = Library()
-    elif config is not None:
-        wanted = {one.name for one in fields(Config)}
-        if not isinstance(config, dict) or config.keys() != wanted or not all(map(_is_size, config.values())):
-            return None
-        config = Config(**config)
+    config = row["config"] if row["config"] is None else _tiling(row["config"])
+    if config is None and row["config"] is not None:
+        return None
     return {**row, "config": config, "dropped": tuple(map(str, row["dropped"]))}
+
+
+def _tiling(said: Any) -> Config | Library | None:
+    """None where it is none that this module writes."""
+    if not isinstance(said, dict):
+        return None
+    for kind in (Config, Library):
+        numbers = {name: x for name, x in said.items() if name != "name"}
+        if said.keys() == {one.name for one in fields(kind)} and all(map(_is_size, numbers.values())):
+            return kind(**said)
+    return None
 
 
 def _is_size(x: Any) -> bool:

@@ -82,8 +82,8 @@ def masks_of(attention: Attention) -> Part | str:
 
 
 def decomposed(attention: Attention, numbers: Sequence[Node]) -> Part | str:
-    """One attention as the graph computes it: of query, key, values, sinks if it has, its masks, then
-    `numbers` and its own, and a scale that is a node."""
+    """One attention as the graph computes it. It is of query, key, values, sinks if it has, its masks, then `numbers`
+    and its own, and a scale that is a node."""
     masks = [use.node for use in attention.masks]
     sinks = [] if attention.sinks is None else [attention.sinks]
     tensors = [attention.query, attention.key, attention.values, *sinks, *masks]

@@ -90,6 +90,7 @@ def fuse(
       it, attention is measured in inference on a GPU, and elsewhere it is 0.6. "weft.least": pairs that must be saved
       at least. "weft.inner": the backend for everything else ("inductor"). "weft.templates": whether weft's products
       with what follows them are used, "auto", where they were measured to be faster, "again", "off" or "always".
+      "weft.activations": what training does for gradients of activations, "kept" or "recomputed".
 
     Returns what is called as `model` is; its `.explanation` lists each attention, replaced or left with the reason.
     Raises InputError for what is neither module nor function, OptionError for unknown options. Example::

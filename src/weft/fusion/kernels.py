@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.fusion import cublaslt
 from weft.kernels.gpu.gemm.config import ALIGNED, Card, Config
 from weft.settings import interpreted
 from weft.torch import card
@@ -22,61 +23,113 @@ FARTHEST = ALIGNED << 31  # bytes that places in steps of ALIGNED reach, as inte
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """What a product does; `weft.kernels.gpu.gemm.meaning.product`. by_rows: weights are (k, n)."""
+    """What a product does; `weft.kernels.gpu.gemm.meaning.product`. by_rows: weights are (k, n). keeps: it also gives
+    `meaning.before`, for gradients.
+    """
 
     activation: str = ""
     gated: bool = False
     biased: bool = False
     residual: bool = False
     by_rows: bool = False
+    keeps: bool = False
+
+    @property
+    def beside(self) -> int:
+        """How many tiles beside that of the result are loaded or stored."""
+        return self.residual + (1 + self.gated) * self.keeps
 
 
 @dataclass(frozen=True)
 class ProjectionsSpec:
-    """What the products before attention do. d: channels of a head. tables: cos and sin are given."""
+    """What the products before attention do. d: channels of a head. tables: cos and sin are given. normed: heads of
+    query and key are divided by their root mean square with this epsilon, times weights that are given.
+    """
 
     d: int
     biased: bool = False
     tables: bool = False
     interleaved: bool = False
     by_rows: bool = False
+    normed: bool = False
+    epsilon: float = 0.0
+
+    @property
+    def by_head(self) -> bool:
+        """Whether something is done to whole heads."""
+        return self.tables or self.normed
 
 
 @dataclass(frozen=True)
 class Library:
-    """cuBLASLt's own epilogue, in place of a tiling."""
+    """cuBLASLt's own epilogue, in place of a tiling. rank: of its algorithm, among those that it proposes."""
 
     name: str = "cuBLASLt's epilogue"
+    rank: int = 0
 
     def __str__(self) -> str:
-        return self.name
+        return self.name + (f", algorithm {self.rank + 1}" if self.rank else "")
 
 
-def by_library(spec: ProductSpec | ProjectionsSpec) -> bool:
-    """Whether cuBLASLt computes a product with what follows it: bias, and ReLU or GELU by tanh."""
-    if isinstance(spec, ProjectionsSpec) or spec.gated or spec.residual or not spec.biased:
-        return False
-    return spec.activation in ("relu", "gelu_tanh")
+def libraries(spec: ProductSpec | ProjectionsSpec) -> list[Library]:
+    """Ways in which cuBLASLt computes a product with what follows it. That is a residual with or without a bias, or a
+    bias with ReLU or GELU by tanh.
+    """
+    if isinstance(spec, ProjectionsSpec) or spec.gated or spec.keeps:
+        return []
+    if spec.residual:
+        there = not spec.activation and cublaslt.library() is not None
+        return [Library(rank=rank) for rank in range(cublaslt.ALGORITHMS)] if there else []
+    return [Library()] if spec.biased and spec.activation in ("relu", "gelu_tanh") else []
 
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A call of cuBLASLt: x, weight and bias."""
+    """A call of cuBLASLt: x, weight, then as far as spec has them bias and residual."""
 
     spec: ProductSpec
     tensors: list[Tensor]
+    rank: int = 0
 
     def run(self) -> tuple[Tensor, ...]:
         """Make it; the result."""
+        x, weight, *_ = self.tensors
+        n = weight.shape[1 if self.spec.by_rows else 0]
+        out = self._added() if self.spec.residual else self._activated()
+        return (out.view(*x.shape[:-1], n),)
+
+    def _activated(self) -> Tensor:
         x, weight, bias = self.tensors
         factor = weight if self.spec.by_rows else weight.t()
         rows = x.reshape(-1, x.shape[-1])
-        out = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
-        return (out.view(*x.shape[:-1], factor.shape[1]),)
+        out: Tensor = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
+        return out
+
+    def _added(self) -> Tensor:
+        return cublaslt.product(*self._matrices(), self.spec.by_rows, self.rank)
+
+    def _matrices(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        x, weight, *more, residual = self.tensors
+        rows = x.reshape(-1, x.shape[-1])
+        return rows, weight, more[0] if more else None, residual.reshape(-1, residual.shape[-1])
 
     def compile(self) -> str:
-        """There is nothing to compile."""
-        return ""
+        """There is nothing to compile; why there is no such algorithm, "" if there is."""
+        if not self.spec.residual:
+            return ""
+        try:
+            count = cublaslt.proposed(*self._matrices(), self.spec.by_rows)
+        except RuntimeError as error:
+            return str(error)
+        return "" if self.rank < count else f"cuBLASLt proposes {count} algorithms"
+
+
+class Started(NamedTuple):
+    """A launch at known addresses: start(*told). kept: what `told` points into."""
+
+    start: Callable[..., Any]
+    told: tuple[Any, ...]
+    kept: Any
 
 
 @dataclass(frozen=True)
@@ -93,6 +146,36 @@ class Prepared:
         """Launch it; the results."""
         self.kernel[self.grid](*self.args, **self.options)
         return self.results
+
+    def started(self, stream: int) -> Started | None:
+        """The launch past Triton's own Python, which encodes descriptors anew each time; None where only `run` works.
+
+        It is for memory at these addresses, and compiles nothing after `run`.
+        """
+        from weft.torch import driver
+        from weft.torch.launcher import Box
+
+        if driver.library() is None:
+            return None
+        compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+        kinds = list(compiled.src.signature.values())  # of constants and of what is None, "constexpr"
+        told = [(kind, x) for kind, x in zip(kinds, self.args, strict=False) if kind != "constexpr"]
+        boxes = {at: Box(tuple(x.shape), tuple(x.strides)) for at, (_, x) in enumerate(told) if hasattr(x, "base")}
+        function = driver.function_of(compiled, self.results[0].device.index)
+        facts = compiled.metadata.tensordesc_meta or ()
+        if function is None or len(facts) != len(boxes):
+            return None
+        launch = driver.launch_of(function, [kind for kind, _ in told], boxes, facts)
+        if launch is None:
+            return None
+        values = [x.data_ptr() if isinstance(x, Tensor) else x for x in (getattr(x, "base", x) for _, x in told)]
+        return Started(*launch.told((*self.grid, 1, 1), stream, values), launch)
+
+    def reads_only(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all that it reads and writes lies in the memory of these tensors and its results."""
+        there = {x.untyped_storage().data_ptr() for x in (*tensors, *self.results)}
+        mine = (getattr(x, "base", x) for x in self.args)
+        return all(x.untyped_storage().data_ptr() in there for x in mine if isinstance(x, Tensor))
 
     def compile(self) -> str:
         """Have the kernel compiled; why it cannot be, "" if it can."""
@@ -143,7 +226,7 @@ Results = Sequence[Tensor] | None
 
 
 def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
-    """(..., n) of x (..., k), as one result.
+    """(..., n) of x (..., k), as one result; where it keeps what is before its activation, (1 or 2, ..., n) as another.
 
     tensors: x, weight, then as far as spec has them gate, bias, gate's bias, residual. results: room for it.
     """
@@ -156,7 +239,8 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
     residual = more.pop(0) if spec.residual else None
     rows = x.reshape(-1, x.shape[-1])
     (m, k), n = rows.shape, weight.shape[1 if spec.by_rows else 0]
-    out = x.new_empty((*x.shape[:-1], n)) if results is None else results[0]
+    results = room(spec, tensors) if results is None else results
+    out, kept = results[0], results[1].view(1 + spec.gated, m, n) if spec.keeps else None
     of_x, of_weights, of_out = _blocks(config, spec.by_rows, spec.gated)
     which = None
     if gate is None:
@@ -166,44 +250,56 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
         weights, which = _together([first, second], _apart(first, second), of_weights), int(gate is second)
     args = (
         _box(rows, of_x), weights, _box(None if residual is None else residual.reshape(-1, n), of_out),
-        _box(out.view(-1, n), of_out), bias, gate_bias, None, None, m, n, k, 0, 0, 0.0,
+        _box(out.view(-1, n), of_out), _box(kept, [1, *of_out]), bias, gate_bias, None, None, m, n, k, 0, 0, 0.0,
     )  # fmt: skip
     options = {"ACTIVATION": spec.activation, "GATE": which, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
     options["EVEN"] = n % config.cols == 0
     tiles = -(-m // config.rows) * -(-n // config.cols)
-    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device), spec.residual)
-    return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))
+    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device), spec.beside)
+    return Prepared(kernel, (programs,), args, options | _tiling(config), tuple(results))
 
 
 def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
     """q, k and v beside each other (..., q_n + 2 kv_n), of x (..., depth), which has batch rows and tokens before.
 
-    tensors: x, three weights, then as far as spec has them three biases, and cos and sin (batch rows or 1, tokens, d).
-    results: room for them.
+    tensors: x, three weights, then as far as spec has them three biases, two norms (d,), and cos and sin (batch rows or
+    1, tokens, d). results: room for them.
     """
     from weft.kernels.gpu.gemm.projections import projections as kernel
 
     x, *weights = tensors[:4]
     more = list(tensors[4:])
     biases = [more.pop(0) for _ in range(3)] if spec.biased else [None] * 3
+    norms = [more.pop(0) for _ in range(2)] if spec.normed else [None] * 2
     cos, sin = (more.pop(0), more.pop(0)) if spec.tables else (None, None)
     rows, length = x.reshape(-1, x.shape[-1]), x.shape[-2]
     (m, depth), axis = rows.shape, 1 if spec.by_rows else 0
     widths = [w.shape[axis] for w in weights]
-    out = x.new_empty((*x.shape[:-1], sum(widths))) if results is None else results[0]
+    results = room(spec, tensors) if results is None else results
+    out = results[0]
     of_x, of_weights, of_out = _blocks(config, spec.by_rows)
     batch_stride = 0 if cos is None or cos.shape[0] == 1 else length * spec.d
     first = min(weights, key=Tensor.data_ptr)
     places = [_apart(first, w) * w.element_size() // ALIGNED for w in weights]
     args = (
         _box(rows, of_x), _together(weights, ALIGNED // x.element_size(), of_weights, 1 + max(places)),
-        _box(out.view(-1, sum(widths)), of_out), *biases, None, None, cos, sin,
-        *places, m, widths[0], widths[1], depth, length, batch_stride, 0.0,
+        _box(out.view(-1, sum(widths)), of_out), *biases, *norms, cos, sin,
+        *places, m, widths[0], widths[1], depth, length, batch_stride, spec.epsilon,
     )  # fmt: skip
     options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
     options |= _tiling(config)
-    programs = config.programs(-(-m // config.rows) * (sum(widths) // config.cols), 1, card_of(x.device), spec.tables)
-    return Prepared(kernel, (programs,), args, options, (out,))
+    programs = config.programs(-(-m // config.rows) * (sum(widths) // config.cols), 1, card_of(x.device), spec.by_head)
+    return Prepared(kernel, (programs,), args, options, tuple(results))
+
+
+def room(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """For what a kernel gives."""
+    x, weights = tensors[0], tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1:2]
+    sizes = *x.shape[:-1], sum(w.shape[1 if spec.by_rows else 0] for w in weights)
+    found = [x.new_empty(sizes)]
+    if isinstance(spec, ProductSpec) and spec.keeps:
+        found.append(x.new_empty((1 + spec.gated, *sizes)))
+    return found
 
 
 @cache
@@ -227,7 +323,7 @@ def _apart(first: Tensor, second: Tensor) -> int:
 
 
 def _together(weights: list[Tensor], apart: int, block: list[int], places: int = 0) -> Any:
-    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie; of as
+    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie. It has as
     many as there are weights, unless places are told. Of several widths it has the largest.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor

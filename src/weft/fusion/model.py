@@ -1,7 +1,7 @@
 """What a segmentation is predicted to take: bytes to and from memory, launches, and products that are behind cuBLAS.
 
-The shares of a card's rates that are reached are those of a roofline for an H200, not measurements of fused kernels:
-the model ranks segmentations, and what it leaves is to be measured.
+The shares of a card's rates that are reached are those of a roofline for an H200, not measurements of fused kernels.
+The model ranks segmentations, and what it leaves is to be measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A layer drawn: its operators from top to bottom, frames round what one kernel computes, and what it moves.
 
-Two columns, before and after fusion. A wire beside the frames is an array in memory: from the kernel that writes it to
-those that read it, the wider the more bytes. What each kernel moves stands beside its frame.
+Two columns, before and after fusion. A wire beside the frames is an array in memory. It goes from the kernel that
+writes it to those that read it, and is the wider the more bytes it has. What each kernel moves stands beside its frame.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MIB = 1 << 20
 
 
 def svg(found: Found, gpu: Gpu, title: str = "") -> str:
-    """The picture as SVG: left as Inductor leaves the layer, right as it was found."""
+    """The picture as SVG: left before fusion, as Inductor leaves the layer, right after it, as the search found it."""
     before = unfused(found.layer)
     columns = [
-        (LEFT, before, "without fusion beyond Inductor's"),
-        (LEFT + COLUMN, found.scheme, "as found"),
+        (LEFT, before, "before: kernels as Inductor makes them"),
+        (LEFT + COLUMN, found.scheme, "after: the best segments by prediction"),
     ]
     height = TOP + max(_height(digits) for _, digits, _ in columns) + 54
     body = [line for x, digits, name in columns for line in _column(found.layer, digits, gpu, x, name)]

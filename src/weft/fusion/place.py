@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 
 from weft.fusion.choice import Choice, choose, layer_seconds, settle_once, spec_words
@@ -15,7 +16,7 @@ from weft.fusion.kernels import ProjectionsSpec
 from weft.fusion.layers import key_of
 from weft.fusion.nodes import Unsized, value
 from weft.fusion.rotations import projections_in
-from weft.fusion.segment import FUSED, Fused, registered
+from weft.fusion.segment import FUSED, TRAINED, Fused, registered
 from weft.fusion.settings import Settings
 from weft.fusion.whole import Part, settle
 
@@ -52,15 +53,17 @@ def place_segments(
     if settings.templates == "off":
         return []
     judged = []
-    for found in segments_in(module.graph):
+    for found, why in _founds(module.graph, settings):
+        against = refused or why
         try:
-            judged.append((found, Choice(None, refused) if refused else chooser(found, settings)))
+            judged.append((found, Choice(None, against) if against else chooser(found, settings)))
         except Unsized as unsized:
             judged.append((found, Choice(None, str(unsized))))
         except Exception as error:  # of a compiler or a card: the graph is right without kernels
             said = f"it could not be measured: {type(error).__name__}: {_first_line(error)}"
             judged.append((found, Choice(None, said)))
-    if settings.templates in ("auto", "again") and settings.inner == "inductor":
+    measured = settings.templates in ("auto", "again") and settings.inner == "inductor"
+    if measured and not torch.is_grad_enabled():  # a layer is measured forwards
         judged = _settled(module, judged, given or {}, settings.templates == "again")
     put_all(module.graph, judged)
     if any(choice.config is not None for _, choice in judged):
@@ -70,6 +73,18 @@ def place_segments(
         Placed(found.where, spec_words(found.spec), choice.config is not None, choice.reason, choice.dropped)
         for found, choice in judged
     ]
+
+
+def _founds(graph: Graph, settings: Settings) -> Iterator[tuple[Found, str]]:
+    """Segments, and why one stays where gradients are asked for, or ""."""
+    for found in segments_in(graph):
+        spec = found.spec
+        if not torch.is_grad_enabled() or isinstance(spec, ProjectionsSpec):
+            yield found, ""
+        elif spec.residual:
+            yield found, "gradients are asked for, and the compiler joins the sum to what is after it"
+        else:
+            yield replace(found, spec=replace(spec, keeps=settings.activations == "kept")), ""
 
 
 def segments_in(graph: Graph) -> list[Found]:
@@ -131,7 +146,8 @@ def _put(graph: Graph, found: Found, one: Fused) -> dict[Node, Node]:
     renamed = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
     with graph.inserting_before(found.first_use(order)):
-        call = graph.call_function(FUSED, (list(found.inputs), one.name))
+        operator = TRAINED if torch.is_grad_enabled() else FUSED
+        call = graph.call_function(operator, (list(found.inputs), one.name))
         whole = graph.call_function(getitem, (call, 0))
         begin = 0
         for output in found.outputs:

@@ -1,6 +1,6 @@
 """A traced graph in which weft's operator stands where it pays; everything else stays as it is.
 
-The graph is Dynamo's: before autograd, in whole operations of torch. So gradients come of the operator, and what Dynamo
+The graph is Dynamo's: before autograd, in whole operations of torch. So gradients come of the operator. What Dynamo
 broke off, hooks and modes are seen as they are in this graph or not at all.
 """
 
@@ -63,7 +63,7 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> t
         _sweep(module.graph)
         module.graph.lint()
         module.recompile()
-    report.segments = place_segments(module, settings, refused or _trained(), known.given)
+    report.segments = place_segments(module, settings, refused, known.given)
     with suppress(Unsized):  # then bytes cannot be counted
         report.layers = layers_of(module.graph, shares)
     return report, masks
@@ -88,10 +88,6 @@ def _against_all(graph: Graph) -> str:
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         return "autocast is enabled, and weft's operator has no rule for it"
     return ""
-
-
-def _trained() -> str:
-    return "gradients are enabled, and its kernel has none" if torch.is_grad_enabled() else ""
 
 
 class _Inputs:
@@ -154,8 +150,8 @@ def _considered(one: Attention, known: _Inputs, settings: Settings) -> tuple[New
 
 
 def _dead(one: Attention) -> Dead:
-    """scaled_dot_product_attention gives 0 for booleans and -inf, and a mean for the least number; a softmax gives that
-    mean, or NaN; a sink takes the whole weight.
+    """scaled_dot_product_attention gives 0 for booleans and -inf, and a mean for the least number. A softmax gives that
+    mean, or NaN. A sink takes the whole weight.
     """
     if one.sinks is not None:
         return "zero"

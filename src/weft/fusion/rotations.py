@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from weft.fusion.epilogues import Found, bias_of, given_to, is_product, is_undisturbed, weight_of
+from weft.fusion.head_norms import HeadNorm, norm_of
 from weft.fusion.kernels import ProjectionsSpec
 from weft.fusion.nodes import is_tensor, operation, shape, value
 from weft.fusion.operator import RECOGNISED
@@ -37,11 +38,12 @@ class Rotation:
 
 @dataclass(frozen=True)
 class _Side:
-    """A query, key or value: its product, the nodes up to attention, its rotation or None."""
+    """A query, key or value: its product, the nodes up to attention, its rotation and the norm of its heads or None."""
 
     product: Node
     inner: tuple[Node, ...]
     rotation: Rotation | None
+    norm: HeadNorm | None
 
 
 def projections_in(graph: Graph) -> Iterator[Found]:
@@ -79,17 +81,29 @@ def _projections(attention: Node, order: dict[Node, int]) -> Found | None:
             return None
     elif q.rotation is not None or k.rotation is not None:
         return None
+    norms = _norms(q, k, v)
+    if norms is None:
+        return None
     spec = ProjectionsSpec(
-        shape(query)[-1], biased == {True}, bool(tables), interleaved, products[0].target is torch.addmm
-    )
-    inner = {*products, *(node for side in (q, k, v) if tables for node in side.inner)}
-    outputs = (query, key, values) if tables else tuple(products)
+        shape(query)[-1], biased == {True}, bool(tables), interleaved, products[0].target is torch.addmm,
+        bool(norms), norms[0].epsilon if norms else 0.0,
+    )  # fmt: skip
+    inner = {*products, *(node for side in (q, k, v) if spec.by_head for node in side.inner)}
+    outputs = (query, key, values) if spec.by_head else tuple(products)
     biases = [bias_of(node) for node in products] if spec.biased else []
-    inputs = (given_to(products[0]), *(weight_of(node) for node in products), *biases, *tables)
+    given = [given_to(products[0]), *(weight_of(node) for node in products), *biases]
+    inputs = (*given, *(norm.weight for norm in norms), *tables)
     closed = all(set(node.users) <= inner for node in inner - set(outputs))
     found = Found(spec, tuple(sorted(inner, key=order.__getitem__)), inputs, outputs)
     ready = max(order[node] for node in inputs) < order[found.first_use(order)]
     return found if closed and ready else None
+
+
+def _norms(q: _Side, k: _Side, v: _Side) -> list[HeadNorm] | None:
+    """Those of query and key, [] where there are none; None where one kernel has no rule for what there is."""
+    norms = [side.norm for side in (q, k) if side.norm is not None]
+    same = len({norm.epsilon for norm in norms}) == 1 and len(norms) == 2
+    return norms if v.norm is None and (same or not norms) else None
 
 
 def _are_tables(tables: tuple[Node, ...], query: tuple[int, ...]) -> bool:
@@ -108,13 +122,16 @@ def _side(node: Any) -> _Side | None:
     if operation(at) != "transpose" or tuple(at.args[1:]) not in ((1, 2), (2, 1)):
         return None
     heads = at.args[0]
+    norm = None if not isinstance(heads, Node) or operation(heads) == "reshape" else norm_of(heads)
+    if norm is not None:
+        heads, inner = norm.of, [*norm.inner, *inner]
     if not isinstance(heads, Node) or operation(heads) != "reshape" or not isinstance(heads.args[0], Node):
         return None
     product = heads.args[0]
     b, h, s, d = shape(at)
     if not is_product(product) or shape(product) != (b, s, h * d) or shape(heads) != (b, s, h, d):
         return None
-    return _Side(product, (product, heads, at, *inner), rotation)
+    return _Side(product, (product, heads, at, *inner), rotation, norm)
 
 
 def rotation_of(node: Node) -> Rotation | None:

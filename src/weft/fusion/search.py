@@ -1,7 +1,7 @@
 """The best segmentation of a layer: searched by moves, and by the two oracles that the search is held against.
 
-A move changes one boundary: a segment swallows its neighbour (expand), one with a product takes an operator of one
-without (seize), of two with products the one with fewer takes what the other has beside its products (compete); one of
+A move changes one boundary. A segment swallows its neighbour (expand). One with a product takes an operator of one
+without (seize). Of two with products the one with fewer takes what the other has beside its products (compete). One of
 two products may be parted by that. What is not faster is rolled back. (STOF's first stage: arXiv 2506.06095.)
 """
 

@@ -10,12 +10,13 @@ from weft.errors import OptionError
 
 PREFIX = "weft."
 # Saved pairs from which weft's own time on the host is repaid, by device. On an H200 bert-base of (8, 512) saves less
-# than 25 million pairs a layer and lost, llama-1b of (8, 512) saves 45 million and won.
+# than 25 million pairs a layer and lost. Of the same sizes llama-1b saves 45 million and won.
 LEAST = {"cpu": 1 << 20, "cuda": 1 << 25}
 TEMPLATES = ("auto", "again", "off", "always")
 LEAST_CAPTURED = 1 << 22  # in a CUDA graph, where the host does nothing
 SHARE = 0.6
-OPTIONS = ("share", "least", "inner", "templates")
+ACTIVATIONS = ("kept", "recomputed")
+OPTIONS = ("share", "least", "inner", "templates", "activations")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Settings:
     nothing is measured. least: pairs over all heads and batch rows that have
     to be saved at least; None: as LEAST has it for the device. inner: the backend of torch.compile for the rest.
     templates: products with what follows them in weft's kernels. "auto": where they were measured to be faster;
-    "again": the same, and what the store has is measured again; "off"; "always": without a measurement. captured:
+    "again": the same, and what the store has is measured again; "off"; "always": without a measurement. activations:
+    whether a product in training keeps what is before its activation for gradients, or they compute it again. captured:
     CUDA graphs hold what runs. It is no option.
     """
 
@@ -34,6 +36,7 @@ class Settings:
     least: int | None = None
     inner: str = "inductor"
     templates: str = "auto"
+    activations: str = "kept"
     captured: bool = False
 
     @property
@@ -76,6 +79,8 @@ def _check(name: str, x: Any) -> None:
         raise OptionError(asked, "it is no name of a backend", 'pass a name, e.g. "inductor" or "aot_eager"')
     if name == "templates" and x not in TEMPLATES:
         raise OptionError(asked, "it is no way to choose templates", f"pass one of {', '.join(TEMPLATES)}")
+    if name == "activations" and x not in ACTIVATIONS:
+        raise OptionError(asked, "it is no way to have activations", f"pass one of {', '.join(ACTIVATIONS)}")
     if name == "share" and not (isinstance(x, int | float) and 0 <= x <= 1):
         raise OptionError(asked, "it is no share of pairs", "pass a number from 0 to 1")
     if name == "least" and not (isinstance(x, int) and x >= 0):

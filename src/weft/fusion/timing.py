@@ -45,6 +45,11 @@ def in_turn(tensors: Sequence[Any], copied: Iterable[int] | None = None) -> list
     return [list(tensors), *copies]
 
 
+def parameters_of(tensors: Sequence[Any]) -> list[int]:
+    """Which tensors are parameters: others, as activations and masks, are as a layer before has left them."""
+    return [i for i, x in enumerate(tensors) if isinstance(x, torch.nn.Parameter)]
+
+
 def seconds_of(calls: Sequence[Callable[[], Any]]) -> float:
     """Seconds of a call, in a CUDA graph of many that takes these in turn. It is the least of some replays, since
     others on the card only add.

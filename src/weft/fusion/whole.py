@@ -1,8 +1,9 @@
 """The second stage of the choice: a whole layer in a CUDA graph, with some of its segments by weft's kernels.
 
 A segment that is faster alone may be slower in its layer, since the compiler behind weft joins what it leaves to its
-neighbours: a residual's sum to the norm after it. So the layer is compiled and measured with all kinds of segments that
-won alone, then without one kind of residual at a time, as long as that is faster; and with none of them.
+neighbours. It joins a residual's sum to the norm after it. So the layer is compiled and measured with all kinds of
+segments that won alone. Then it goes without one kind of residual at a time, as long as that is faster, and with none
+of them.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def pattern_of(mask: Tensor, sizes: tuple[int, int, int, int]) -> Any:
 
 # ---- in the place of torch's -----------------------------------------------------------------------------------------
 class _InPlace(TorchFunctionMode):
-    """Calls of torch's function go to another one. nn.MultiheadAttention reads torch's as a global of its function, so
-    that one runs as a copy with other globals.
+    """Calls of torch's function go to another one. The module nn.MultiheadAttention reads torch's as a global of its
+    function. So that one runs as a copy with other globals.
     """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
@@ -158,8 +158,8 @@ class Served:
 def in_place_of_torch() -> Iterator[Served]:
     """Put `scaled_dot_product_attention` in the place of torch's for a block of code, in this thread.
 
-    Every call of torch's in the block is weft's, also where it was imported by name and inside nn.MultiheadAttention;
-    what weft does not serve raises, and never goes to torch's. Yields `Served`, which counts the calls. Example::
+    Every call of torch's in the block is weft's, also where it was imported by name and inside nn.MultiheadAttention.
+    What weft does not serve raises, and never goes to torch's. Yields `Served`, which counts the calls. Example::
 
         with in_place_of_torch() as served:
             loss = model(x).sum()

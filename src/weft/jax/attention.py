@@ -49,18 +49,18 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 
     layout "bshd", jax.nn's: q (B, M, Hq, D), k (B, N, Hkv, D), v (B, N, Hkv, Dv); "bhsd": heads before tokens. B may be
     left out of all three. One dtype of float64, float32, bfloat16, float16; Hq is a multiple of Hkv, and query head h
-    uses key head h // (Hq // Hkv). Returns out in q's layout and dtype; with return_lse also lse, (B, M, Hq) or (B, Hq,
-    M), the natural logarithm of the sum of exponentiated scores, in float32 (float64 for float64). A query without
-    keys gives out 0, lse -inf and zero gradients.
+    uses key head h // (Hq // Hkv). Returns out in q's layout and dtype. With return_lse also lse, (B, M, Hq) or (B, Hq,
+    M): the natural logarithm of the sum of exponentiated scores, in float32 (float64 for float64). A query without keys
+    gives out 0, lse -inf and zero gradients.
 
-    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5; then softcap * tanh(score / softcap); then
-    `score`, a function of (score, b, h, q, k) that arithmetic of Python and reads of arrays make up; then plus `bias`,
-    what weft.bias makes or an array (B, Hq, M, N); then, with alibi_slopes (Hq,), minus slope * |q - k| on aligned
-    token indices. A score of -inf masks its pair. sinks (Hq,) are logits that join every row's sum and have no value;
-    lse includes them. dropout: the share of weights that is dropped, the others are scaled up, and lse is that of all;
-    which pairs go follows from (seed, b, h, q, k), as in `weft.attention`. seed: an int, one integer in an array, or a
-    key of jax.random. extra_keys (B, E, Hkv, D), extra_values (B, E, Hkv, Dv), in the layout of k: tokens that every
-    query sees too, without slopes.
+    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5. Then it is softcap * tanh(score / softcap).
+    Then comes `score`, a function of (score, b, h, q, k) made of Python's arithmetic and reads of arrays. Then plus
+    `bias`, what weft.bias makes or an array (B, Hq, M, N). Then, with alibi_slopes (Hq,), minus slope * |q - k| on
+    aligned token indices. A score of -inf masks its pair. sinks (Hq,) are logits that join every row's sum and have no
+    value; lse includes them. dropout: the share of weights that is dropped. The others are scaled up, and lse is that
+    of all. Which pairs go follows from (seed, b, h, q, k), as in `weft.attention`. seed: an int, one integer in an
+    array, or a key of `jax.random`. Every query also sees the tokens of extra_keys (B, E, Hkv, D) and extra_values (B,
+    E, Hkv, Dv), in the layout of k, without slopes.
 
     Reverse-mode gradients flow to q, k, v, sinks, slopes, the extra arrays and tables of score and bias, and from lse.
     deterministic: the same bits each time; blocks always give them. Works under jit, grad, vmap, scan, checkpoint and
@@ -73,8 +73,8 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     `weft.target.GPUS`, or a `weft.target.Gpu`; None: the card at hand.
 
     Raises InputError for arrays and masks that do not fit, OptionError for options, PatternError (AlignmentError,
-    LengthError) for patterns, UnsupportedError for what is refused by name (second derivatives, sequences divided among
-    devices, score functions beside extra keys), UnsupportedKernel if no implementation can run it.
+    LengthError) for patterns. Raises UnsupportedError for second derivatives, sequences divided among devices, and
+    score functions beside extra keys. Raises UnsupportedKernel if no implementation can run it.
 
         out = weft.jax.attention(q, k, v, weft.causal() & weft.window(left=1023))
     """
@@ -200,8 +200,8 @@ def plan(  # noqa: PLR0913 - the public face; every option by name
     q, k, v: arrays or jax.ShapeDtypeStruct; only their shapes are looked at, and of a mask that tells no heads apart
     only the lengths. Masks whose plans have the same `structure` share one compilation: windows, offsets and bounds of
     documents are data, sizes are rounded up to buckets. like: a plan whose structure this one is to have, rather than
-    the one that suits it best; InputError if the mask does not fit into it. implementation: as for `attention`, by
-    default "xla", which a call with a plan names as well where arrays are on a GPU.
+    the one that suits it best. Raises InputError if the mask does not fit into it. implementation: as for `attention`,
+    by default "xla", which a call with a plan names as well where arrays are on a GPU.
 
         step = jax.jit(lambda q, k, v, mask: weft.jax.attention(q, k, v, mask))
         out = step(q, k, v, weft.jax.plan(weft.documents([100, 28]), q, k, v))

@@ -1,7 +1,7 @@
 """Backward: every loop once more, from lse; nothing of the size of the scores is kept.
 
-With p = exp(s - lse), f what dropout multiplies weights by, and delta = rowsum(dout * out) - dlse: dv += (f p)^T dout,
-ds = p (f dout v^T - delta), dq += ds k, dk += ds^T q. Sums are in a fixed order, so the same bits every time.
+p = exp(s - lse), f is what dropout multiplies weights by, and delta = rowsum(dout * out) - dlse. Then dv += (f p)^T
+dout, ds = p (f dout v^T - delta), dq += ds k, dk += ds^T q. Sums are in a fixed order, so the same bits every time.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ def distributed_attention(  # noqa: PLR0913 - the public face; every option by n
 
     q, k, v: this device's tokens, (B, S, H, D) or as `layout` says. pattern: on the indices of the whole sequence.
     axis_name: the axis of the mesh that the sequence is divided over. shards: "contiguous", "zigzag", "boxes", "2x4",
-    or ranges of equal sizes, see `weft.distributed.plan`; arrays hold the shards one by one. strategy: "halo"
-    (keys by one `ppermute` a hop, padded to the largest), "ulysses" (heads by `all_to_all`), "all-gather", or None: the
-    one that is predicted to take least time. Other options are those of `weft.jax.attention`.
+    or ranges of equal sizes, see `weft.distributed.plan`; arrays hold the shards one by one. strategy: "halo" (keys by
+    one `ppermute` a hop, padded to the largest), "ulysses" (heads by `all_to_all`), "all-gather". None takes the one
+    that is predicted to take least time. Other options are those of `weft.jax.attention`.
 
     Returns out for this device's tokens; with return_lse also lse. Gradients flow back to the devices that hold keys.
     Raises InputError and OptionError for what does not fit. Example::

@@ -48,7 +48,7 @@ def dot_product_attention(  # noqa: PLR0913 - the signature of jax.nn, and three
     is_causal. Where T != S positions count from the first token on both sides, as jax.nn counts them. logits_soft_cap,
     sinks (N,): as softcap and sinks of `weft.jax.attention`. segment_ids (B, T): tokens of one number see each other.
 
-    Returns out (B, T, N, Hv); with return_residual also the logarithm of the sum of exponentiated logits, (B, T, N) in
+    Returns out (B, T, N, Hv). With return_residual also the logarithm of the sum of exponentiated logits, (B, T, N) in
     key's dtype and without a gradient, as jax.nn. A query without keys gives 0 and -inf, where jax.nn averages all
     values. Raises InputError for traced masks, lengths and segments: plan those with `weft.jax.plan` outside of
     jax.jit, and pass the plan to `weft.jax.attention`.

@@ -21,8 +21,8 @@ class SparseAttention(equinox.Module):  # type: ignore[misc]  # equinox is not l
 
     pattern: a weft pattern, which is static, or a planned mask, which is an array like any other. options: scale,
     softcap, alibi_slopes, return_lse, layout, implementation, deterministic, as for `weft.jax.attention`. Called with q
-    (T, N, H), k (S, K, H), v (S, K, Hv), as equinox's modules are without a batch, or with a batch in front; under
-    jax.vmap as well. A mask given with the call is used instead.
+    (T, N, H), k (S, K, H), v (S, K, Hv), as equinox's modules are without a batch. A batch may be in front; jax.vmap
+    serves as well. A mask given with the call is used instead.
 
         attend = weft.jax.equinox.SparseAttention(weft.causal() & weft.window(left=255))
         out = jax.vmap(attend)(q, k, v)

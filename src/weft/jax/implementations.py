@@ -1,7 +1,7 @@
 """What can run attention from JAX: implementations by name, each with its reasons against a request.
 
-Another way to run it, as kernels launched through jax.ffi, is one more entry of IMPLEMENTATIONS: it plans a pattern in
-its own way, and what it plans says by the class of its structure whose it is.
+Another way to run it, as kernels launched through jax.ffi, is one more entry of IMPLEMENTATIONS. It plans a pattern in
+its own way. What it plans says by the class of its structure whose it is.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ def attention_fn(mask: Pattern | PlannedMask | None = None, **options: Any) -> C
     """What `nnx.MultiHeadAttention(attention_fn=...)` takes: attention under `mask`, with the options of
     `weft.jax.attention`: scale, softcap, sinks, alibi_slopes, implementation.
 
-    Without a mask here, the one of the call is used: `layer(x, mask=...)` takes a pattern, a planned mask, or a
-    concrete boolean array (..., N, T, S), which is recognised; and `is_causal` is heeded. A planned mask may be an
-    argument of a jitted step, as packed documents are, and retraces nothing.
+    Without a mask here, the one of the call is used. `layer(x, mask=...)` takes a pattern, a planned mask, or a
+    concrete boolean array (..., N, T, S), which is recognised. It heeds `is_causal`. A planned mask may be an argument
+    of a jitted step, as packed documents are, and retraces nothing.
 
     Dropout in training takes flax's `dropout_rng`; every head and batch row drops pairs of its own, as flax does with
     broadcast_dropout=False. Raises OptionError for unknown options. When it is called, it raises UnsupportedError for
-    dropout that is broadcast, for weights that are to be sown, and InputError for a mask beside a mask.
+    dropout that is broadcast and for weights that are to be sown. It raises InputError for a mask beside a mask.
 
         layer = nnx.MultiHeadAttention(
             num_heads=8, in_features=512, decode=False, rngs=rngs,

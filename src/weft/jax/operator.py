@@ -1,6 +1,6 @@
 """The differentiable operator: custom_vjp(custom_vmap(custom_partitioning(blocks))), of both directions.
 
-Each of the three has no rule for the other two, so their order matters: derivatives are taken first, then dimensions
+Each of the three has no rule for the other two, so their order matters. Derivatives are taken first, then dimensions
 are mapped, then the program is divided among devices. Arrays are (L, B, K, G, M, D) of queries and (L, B, K, N, D) of
 keys; L counts mapped elements.
 """

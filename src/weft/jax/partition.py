@@ -1,8 +1,8 @@
 """How attention is divided among devices: by mapped elements, batch rows and key/value heads, each on its own.
 
 Heads of a group and features are gathered, since gradients of keys add over them. So are batch rows and heads that the
-mask tells apart, since its tables say which they are, and all where gradients of tables of score functions are wanted,
-which add over everything. A divided sequence is refused.
+mask tells apart, since its tables say which they are. So are all where gradients of tables of score functions are
+wanted, which add over everything. A divided sequence is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which heads are computed together: a program's places, and chunks of them whose scores stay near the cores.
 
-Arrays here are (L, B, K, G, M, d) of queries and (L, B, K, N, d) of keys: mapped elements, batch rows, key/value heads,
-heads of a group, tokens.
+Arrays here are (L, B, K, G, M, d) of queries and (L, B, K, N, d) of keys. The axes are mapped elements, batch rows,
+key/value heads, heads of a group, tokens.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class AxisRows:
 class TermRows:
     """The loop of one term before its sizes are chosen, its rows on each axis, and its tables of tokens.
 
-    widest: its rows on each axis if tables of bounds, as of documents, cut nothing; sizes are chosen by them, so that
+    widest: its rows on each axis if tables of bounds, as of documents, cut nothing. Sizes are chosen by them, so that
     they are the same for all documents.
     """
 
@@ -151,7 +151,7 @@ class Tiles:
 def tiles_of(rows: AxisRows, box: int) -> Tiles:
     """The rows of one axis in tiles of `box` positions.
 
-    The last tile of a lane begins earlier where it would reach beyond the positions that exist; rows that an earlier
+    The last tile of a lane begins earlier where it would reach beyond the positions that exist. Rows that an earlier
     tile has see nothing in it.
     """
     counts = -(-rows.count // box)

@@ -160,8 +160,8 @@ def memory(derivation: Derivation, level: str) -> Expr:
 
 def columns(derivation: Derivation, level: str) -> list[Expr]:
     """Bytes held in each column (one for each box). Where an axis is cut: inputs and outputs all along, as their next
-    chunk is on its way. Where what is computed in between is kept: that, while it is needed (an operation on single
-    elements works in place), and the accumulators that take it in, with their scalars.
+    chunk is on its way. Where what is computed in between is kept, while it is needed (an operation on single elements
+    works in place). The accumulators that take it in are kept too, with their scalars.
     """
     diagram, boxes = derivation.diagram, derivation.diagram.boxes
     ends = (*diagram.inputs, *diagram.outputs) if _is_cut(derivation, level) else ()
@@ -258,8 +258,8 @@ class Sizes:
 def best_sizes(
     derivation: Derivation, level: str, limits: Mapping[str, float], lengths: Mapping[str, int] | None = None
 ) -> Sizes:
-    """The sizes with the least H at `level` among those that divide their axes, obey the divisors and fit the bytes of
-    every level in `limits`. lengths: of axes whose size is open. Of equals, the one with the longest chunks.
+    """The sizes with the least H at `level`. They divide their axes, obey the divisors and fit the bytes of every level
+    in `limits`. lengths: of axes whose size is open. Of equals, the one with the longest chunks.
     """
     axes = derivation.diagram.axes
     known = {name: axis.size for name, axis in axes.items() if axis.size is not None} | dict(lengths or {})

@@ -1,6 +1,6 @@
 """Diagrams: arrays joined by boxes, every one of them with a meaning in float64.
 
-An axis is one wire, told by its name. A box works on the axes `over`; all other axes of its arrays are woven: the
+An axis is one wire, told by its name. A box works on the axes `over`; all other axes of its arrays are woven. The
 operation is mapped over them, and an input that lacks one is broadcast along it. Values are immutable.
 """
 

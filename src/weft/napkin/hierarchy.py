@@ -64,8 +64,8 @@ def output_cached(link: Link, child_memory: Expr, children: int) -> Link:
 def cross_transfer(child: Link, children: int, between: Expr) -> tuple[Link, Link]:
     """The two levels that stand for children that read from each other (clusters, NVLink) at weight `between`.
 
-    What all need comes from above once, at the memory of all of them, for what it costs more than from a sibling; and
-    everything crosses from sibling to sibling.
+    What all need comes from above once, at the memory of all of them, for what it costs more than from a sibling.
+    Everything crosses from sibling to sibling.
     """
     if sp.sympify(between - child.weight).is_positive:
         raise RelabelError(

@@ -1,7 +1,7 @@
 """Operations: what a box of a diagram computes in float64, and how it may be computed piece by piece.
 
-A meaning gets its arrays with the woven axes in front, broadcast against each other, and the axes that the operation
-works on flattened into the last one. An accumulator is what makes an operation streamable; it is supplied here, never
+A meaning gets its arrays with the woven axes in front, broadcast against each other. The axes that the operation works
+on are flattened into the last one. An accumulator is what makes an operation streamable; it is supplied here, never
 guessed.
 """
 

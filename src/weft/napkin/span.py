@@ -1,8 +1,8 @@
 """Affine sparse axes: how many keys a group of queries reads, in closed form.
 
-Queries of one residue class (a lane: queries modulo the relation's step) are cut into groups of g; under that relayout
+Queries of one residue class (a lane: queries modulo the relation's step) are cut into groups of g. Under that relayout
 a group's keys are one interval, from the bound of its first row to that of its last. In a lane a bound is one clipped
-staircase, and sums of staircases over groups are floor sums: the cost of an answer does not depend on the length.
+staircase, and sums of staircases over groups are floor sums. The cost of an answer does not depend on the length.
 """
 
 from __future__ import annotations

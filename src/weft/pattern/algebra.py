@@ -2,8 +2,7 @@
 
 A pattern is what its author wrote: a call of a library function (`Call`) or an operator on patterns (`And`, `Or`,
 `Not`, `Shift`). The leaves under the calls, in `weft.pattern.leaves`, carry the meaning. Two meanings are computed
-apart, and the tests hold them against each other: `contains`, pair by pair, here and in the leaves; and the affine
-rows of `weft.acsr`.
+apart, and tests compare them: `contains`, pair by pair, here and in the leaves; and the affine rows of `weft.acsr`.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class Pattern:
         """The pattern at (m, n) in block characters, at most `width` columns, two characters each; queries run down,
         keys to the right. Head 0 of batch row 0.
 
-        Shades show the share of live pairs, which are counted: a cell is blank only if none of its pairs is live, and
+        Shades show the share of live pairs, which are counted. A cell is blank only if none of its pairs is live, and
         solid only if all are. Raises what `acsr` raises.
         """
         from weft.acsr.picture import owned  # a floor above, as in `acsr`

@@ -190,8 +190,8 @@ def _items(function: str, name: str, value: Any) -> list[Any]:
 
 
 def written(name: str, given: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments that the structure names: those given, and every one whose default is an integer, so that an
-    integer equal to its default makes no other structure.
+    """The arguments that the structure names: those given, and every one whose default is an integer. So an integer
+    equal to its default makes no other structure.
     """
     unknown = [key for key in given if key not in [k for k, _ in DEFAULTS[name]]]
     if unknown:

@@ -85,7 +85,7 @@ def coordinates(indices: Ints, shape: tuple[int, ...]) -> tuple[Ints, ...]:
 class Stair:
     """T(i) = clip(rise * floor((i + shift) / run) + base, out_lo, out_hi), -inf below in_lo and +inf from in_hi on.
 
-    At each end at most one of the input threshold and the output clip is finite; this is what keeps the form closed
+    At each end at most one of the input threshold and the output clip is finite. This is what keeps the form closed
     under `adjoint`, which exchanges the two.
     """
 

@@ -98,7 +98,7 @@ def longformer(window: int, global_tokens: int = 0, dilation: int = 1, align: Al
 def bigbird(
     block: int = 64, window: int = 3, global_blocks: int = 1, random: int = 3, seed: int = 0, align: Align = None
 ) -> Pattern:
-    """On blocks i = q // block, j = k // block: |i - j| <= window // 2, or i or j among the first or last
+    """On blocks i = q // block, j = k // block: |i - j| <= window // 2. Or i or j is among the first or last
     `global_blocks`, or one of `random` blocks drawn for each i (see `random_blocks`).
 
     Source: Zaheer et al. 2020, arXiv 2007.14062 (internal transformer construction).
@@ -129,7 +129,7 @@ def _last_blocks(m: int, n: int, shift: int, block: int, count: int) -> Pattern:
 def neighborhood(shape: Any, size: Any, stride: Any = 1, dilation: Any = 1, causal: Any = False) -> Pattern:
     """Neighbourhood attention on a grid of 1 to 3 axes; tokens are the row-major flattening of `shape`.
 
-    Per axis each query sees exactly `size` keys around it, in its own residue class modulo `dilation`; at a border the
+    Per axis each query sees exactly `size` keys around it, in its own residue class modulo `dilation`. At a border the
     window is pushed inwards, not cut. `stride` moves windows in steps (GNA); `causal` axes see no key after the query.
     Integers serve all axes. Source: NATTEN 0.21; Hassani et al. 2024, arXiv 2403.04690; 2025, arXiv 2504.16922.
     """
@@ -150,7 +150,7 @@ def _named(axis: int, length: int, size: int, stride: int, dilation: int, causal
 
 
 def neighbors(asked: str, length: int, size: int, stride: int, dilation: int, causal: bool) -> Relation:
-    """One axis; asked: what was, in words. NATTEN states the rule on x // dilation; on x itself the same staircase,
+    """One axis; asked: what was, in words. NATTEN states the rule on x // dilation. On x itself the same staircase,
     times dilation, says it, because the congruence of k and q picks the residue class.
     """
     if size * dilation > length:

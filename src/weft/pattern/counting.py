@@ -1,7 +1,7 @@
 """How many pairs a relation has, without a pass over its rows.
 
 Rows of one residue modulo a period see bounds that are straight lines, since every stair rises by whole numbers over
-it. Between two places where such lines cross, the number of keys of a row is a straight line too: its first and its
+it. Between two places where such lines cross, the number of keys of a row is a straight line too. Its first and its
 last value tell the sum. So the work is that of the crossings, whatever the number of rows.
 """
 

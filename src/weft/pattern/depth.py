@@ -1,7 +1,7 @@
 """How deep a pattern is nested: refused by name beyond a bound, and up to it Python follows.
 
-What walks a pattern calls itself for each level. Python ends that at 1000 calls unless it is told otherwise, so a
-deep pattern raises that limit when it is made, for this process and for good.
+What walks a pattern calls itself for each level. Python ends that at 1000 calls unless it is told otherwise. So a deep
+pattern raises that limit when it is made, for this process and for good.
 """
 
 from __future__ import annotations

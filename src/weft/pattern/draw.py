@@ -46,8 +46,8 @@ def edges(length: int, cells: int) -> Ints:
 
 
 def commonest(kinds: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    """The commonest kind but 0 in each cell of a picture of at most rows x cols cells of kinds (height, width); 0 only
-    where nothing else is.
+    """The commonest kind but 0 in each cell of a picture of at most rows x cols cells of kinds (height, width). 0
+    stands only where nothing else is.
     """
     q, k = (edges(length, cells)[:-1] for length, cells in zip(kinds.shape, (rows, cols), strict=True))
     counts = [

@@ -30,7 +30,7 @@ def block_diffusion(tokens: int, block: int) -> Pattern:
     """Block diffusion's training mask over [noisy tokens | clean tokens]: M == N == 2 * tokens.
 
     With blocks of `block` tokens counted in each half, a noisy query sees its own noisy block and the clean blocks
-    before it; a clean query sees the clean blocks up to its own. Source: Arriola et al. 2025, arXiv 2503.09573.
+    before it. A clean query sees the clean blocks up to its own. Source: Arriola et al. 2025, arXiv 2503.09573.
     """
     tokens, block = integer("block_diffusion", "tokens", tokens, 0), integer("block_diffusion", "block", block, 1)
     first, after = Stair(block, block), Stair(block, block, base=block)
@@ -86,7 +86,7 @@ def streaming_chunks(chunk: int, left: int | None = None, align: Align = None) -
 def sliding_tile(shape: Any, tile: Any, window: Any, text: int = 0) -> Pattern:
     """Sliding tile attention on a grid of 1 to 3 axes whose tokens come tile by tile, and `text` tokens after them.
 
-    A query sees all tokens of the tiles in a window of `window` tiles an axis around its own; at a border the window is
+    A query sees all tokens of the tiles in a window of `window` tiles an axis around its own. At a border the window is
     pushed inwards. Text sees everything, and is seen by all. M == N == prod(shape) + text. tile divides shape. Source:
     Zhang et al. 2025, arXiv 2502.04507.
     """
@@ -120,8 +120,8 @@ def _beside(video: Pattern, tokens: int, text: int, *, first: bool = False) -> P
 
 @library
 def svg_spatial(frame: int, width: int = 2, prompt: int = 0, sink: bool = False, align: Align = None) -> Pattern:
-    """Sparse VideoGen's spatial head: |q - k| < width * frame, or q or k among the first `prompt` tokens, or, with
-    `sink`, k in the first frame after them.
+    """Sparse VideoGen's spatial head: |q - k| < width * frame, or q or k among the first `prompt` tokens. With `sink`
+    also k in the first frame after them.
 
     frame: tokens of a frame. Source: Xi et al. 2025, arXiv 2502.01776.
     """
@@ -144,8 +144,8 @@ def svg_spatial(frame: int, width: int = 2, prompt: int = 0, sink: bool = False,
 
 @library
 def svg_temporal(frame: int, frames: int, width: int = 2, prompt: int = 0) -> Pattern:
-    """Sparse VideoGen's temporal head: places in the frame less than width * frame // frames apart, in any two frames;
-    q or k among the first `prompt` tokens. M == N == prompt + frames * frame.
+    """Sparse VideoGen's temporal head: places in the frame less than width * frame // frames apart, in any two frames.
+    Or q or k are among the first `prompt` tokens. M == N == prompt + frames * frame.
 
     Source: Xi et al. 2025, arXiv 2502.01776.
     """
@@ -182,8 +182,8 @@ def radial(frames: int, frame: int, sink: bool = False) -> Pattern:
 
 @library
 def rotating_anchors(frame: int, window: int, every: int, turn: int = 0, align: Align = None) -> Pattern:
-    """Frames i = q // frame and j = k // frame with |i - j| <= window, or j % every == turn % every: a window of frames
-    and anchor frames that every query sees.
+    """Frames i = q // frame and j = k // frame with |i - j| <= window, or j % every == turn % every. So there are a
+    window of frames, and anchor frames that every query sees.
 
     `turn` rotates the anchors: the head, the layer or the denoising step (`per_head` gives each head its own). After:
     Glorian et al. 2026, arXiv 2605.31057 (window and rotating global anchors).

@@ -1,6 +1,6 @@
 """The library: every pattern with the field's exact semantics, one function each (more in `composites`).
 
-Each function checks its arguments and returns leaves; the `library` decorator keeps the call itself, so that a pattern
+Each function checks its arguments and returns leaves; the `library` decorator keeps the call itself. So a pattern
 prints, compares, pickles and crosses into a compiled graph as the expression that made it. q and k are token indices.
 """
 
@@ -246,10 +246,10 @@ def documents(
 ) -> Pattern:  # fmt: skip
     """Tokens see their own document. M == N == the total.
 
-    Exactly one of: lengths, tokens of each document (0 is an empty one); cu_seqlens, their running sum from 0; ids, a
-    number for each token, equal meaning same document, in any order. Where documents have other numbers of keys than of
-    queries, key_lengths beside lengths, key_cu_seqlens beside cu_seqlens or key_ids beside ids says these; N is their
-    total.
+    Exactly one of these. lengths: tokens of each document (0 is an empty one). cu_seqlens: their running sum from 0.
+    ids: a number for each token, equal meaning same document, in any order. Where documents have other numbers of keys
+    than of queries, key_lengths beside lengths, key_cu_seqlens beside cu_seqlens or key_ids beside ids says these. N is
+    their total.
     """
     given = [name for name, x in (("lengths", lengths), ("ids", ids), ("cu_seqlens", cu_seqlens)) if x is not None]
     if len(given) != 1:

@@ -24,8 +24,8 @@ def padding(lengths: Any = None, rows: bool = False, align: Align = None, *, mas
     """k < lengths[b] in batch row b; with rows=True also q < lengths[b]. An int serves every batch row. Without rows
     the alignment is what distances (ALiBi) are counted by.
 
-    Or mask: booleans (B, S), numpy or torch, True for a token: key k is seen where mask[b, k], padded on the left, on
-    the right, or with holes; with rows=True by queries where mask[b, q]. It becomes an expression of other patterns,
+    Or mask: booleans (B, S), numpy or torch, True for a token. Padding lies on the left, on the right, or in holes. Key
+    k is seen where mask[b, k]; with rows=True, by queries where mask[b, q]. It becomes an expression of other patterns,
     and keeps what the mask says now. Example, of a tokenizer's mask of 0 and 1::
 
         weft.causal() & weft.padding(mask=attention_mask.bool())

@@ -160,7 +160,9 @@ class Bits(Leaf):
 
 @library
 def bits(words: Any, m: int, n: int) -> Pattern:
-    """The pairs of an m x n mask one by one: for each query ceil(n / 64) words, key k is bit k % 64 of word k // 64."""
+    """The pairs of an m x n mask one by one. Each query has ceil(n / 64) words, and key k is bit k % 64 of word k //
+    64.
+    """
     table = integers("bits", "words", words, -(1 << 63))
     m, n = integer("bits", "m", m, 0), integer("bits", "n", n, 0)
     if len(table) != m * -(-n // 64):

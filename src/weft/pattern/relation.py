@@ -1,9 +1,9 @@
 """One axis of a pattern: which keys of an axis a query of it may see, as bounds and residues.
 
-`Relation` is a conjunction: k >= T(i) for every lower bound T, k < T(i) for every upper bound, and three congruences,
-on the query, on the key and on their difference. In row i the live keys are therefore start, start + step, ...: an
-affine row, by construction. Conjunctions are closed under intersection, shift and transposition; a difference of two
-is a short disjoint list.
+`Relation` is a conjunction: k >= T(i) for every lower bound T, k < T(i) for every upper bound, and three congruences.
+These are on the query, on the key and on their difference. In row i the live keys are therefore start, start + step,
+...: an affine row, by construction. Conjunctions are closed under intersection, shift and transposition; a difference
+of two is a short disjoint list.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Relation:
         return Relation(lower, upper, self.rows, self.keys, self.diagonal)
 
     def minus(self, other: Relation) -> Iterator[Relation]:
-        """Disjoint relations whose union is the pairs in self and not in other (some may be empty): the j-th keeps the
+        """Disjoint relations whose union is the pairs in self and not in other (some may be empty). The j-th keeps the
         conditions of `other` before the j-th and breaks that.
         """
         kept = self

@@ -102,12 +102,12 @@ def _booleans(allowed: Any) -> NDBool | None:
 
 @library
 def tree(parents: Any, lengths: Any = None, past: int = 0) -> Pattern:
-    """Tokens of a tree of nodes see the `past` keys before it, the nodes on the way to its root, and their own node up
-    to themselves. M == the tree's tokens, N == past + M.
+    """Tokens of a tree of nodes see the `past` keys before it, and the nodes on the way to its root. Of their own node
+    they see the tokens up to themselves. M == the tree's tokens, N == past + M.
 
-    parents[i] is the node that node i hangs on, an earlier one, or -1; lengths[i] is the number of its tokens, 1 where
-    none are given. Drafted tokens are a tree of single tokens; requests that share prefixes are a tree of long nodes.
-    Sources: Miao et al. 2023, arXiv 2305.09781; Cai et al. 2024, arXiv 2401.10774.
+    parents[i] is the node above node i, an earlier one, or -1. lengths[i] is the number of its tokens, 1 where none are
+    given. Drafted tokens are a tree of single tokens; requests that share prefixes are a tree of long nodes. Sources:
+    Miao et al. 2023, arXiv 2305.09781; Cai et al. 2024, arXiv 2401.10774.
     """
     above = integers("tree", "parents", parents, -1).array
     sizes = np.ones(above.size, np.int64) if lengths is None else integers("tree", "lengths", lengths).array

@@ -23,8 +23,9 @@ from weft.planning.choose import (
     tilings,
     unspecialised,
 )
-from weft.planning.families import fused_backward, hopper, one_kernel, split_kv, tile
+from weft.planning.families import components, fused_backward, hopper, one_kernel, split_kv, tile
 from weft.planning.families.base import Alternative, InTiles, Pass, Tiled
+from weft.planning.families.components import Components
 from weft.planning.families.fused_backward import Fused, FusedBackward
 from weft.planning.families.one_kernel import OneKernel
 from weft.planning.families.split_kv import ByRows
@@ -147,6 +148,13 @@ class AttentionPlan:
         verify_fused.verify_fused(self.fused, self.forward[0].plan.acsr)
         return self.fused
 
+    @cached_property
+    def components(self) -> Components | str:
+        """Tiles of the pattern's components, which calls with a bias may take; or why there are none."""
+        if not isinstance(self.target, Gpu):
+            return "its kernels are for GPUs"
+        return components.components_of(self.forward, self.problem)
+
     @property
     def gradients_together(self) -> bool:
         """Whether gradients come of one kernel where the order of sums is free."""
@@ -241,6 +249,8 @@ class AttentionPlan:
         verify.verify_heads(self.forward, self.transposed, self.problem)
         if self.fused is not None:
             verify_fused.verify_fused(self.fused, self.forward[0].plan.acsr)
+        if isinstance(self.components, Components):
+            components.verify_components(self.components, self.forward[0].plan.acsr)
         for plan in {id(share.plan): share.plan for share in self.every_share()}.values():
             verify.verify_plan(plan)
         for share in self.forward:
@@ -267,7 +277,7 @@ class AttentionPlan:
                 lines += explain.forwards(self.forwards, self.problem, self.target, self.nnz)
         wrong = self.no_room("dq") or self.no_room("dkdv")
         lines += explain.backwards(self.backwards, self.problem, self.target, wrong)
-        return "\n".join([*lines, *explain.of_pairs(self._without_pairs())])
+        return "\n".join([*lines, *explain.of_pairs(self._without_pairs(), self.components)])
 
     def _without_pairs(self) -> Iterator[str]:
         """Families that were taken and have no place for what depends on the numbers of a pair."""

@@ -118,5 +118,5 @@ def unspecialised(
     narrow = tile.narrow(direction, problem, rank, target, under)
     if not specialised and narrow is None:
         return shares
-    tiling = narrow or tile.usual(direction, problem, 1, target)
+    tiling = narrow or tile.usual(direction, problem, rank, target)
     return tuple(replace(share, plan=plan_for_device(share.plan.acsr, problem, target, tiling)) for share in shares)

@@ -14,6 +14,7 @@ from weft.planning.choose import Decision
 from weft.planning.cost import FLOORS, Cost, moved
 from weft.planning.families import tile
 from weft.planning.families.base import Alternative, InTiles, Tiled
+from weft.planning.families.components import Components
 from weft.planning.families.fused_backward import Fused, cut
 from weft.planning.families.one_kernel import IN_GROUPS, IN_ONE, OneKernel
 from weft.planning.families.sparse_keys import parts_of
@@ -156,8 +157,12 @@ def backwards(decision: Decision[Alternative], problem: Problem, gpu: Gpu, wrong
     yield from _alternatives(decision, problem, gpu)
 
 
-def of_pairs(without: Iterable[str]) -> Iterator[str]:
-    """Which kernels compute score functions, biases and dropout. without: families that were taken, and have none."""
+def of_pairs(without: Iterable[str], tiles: Components | str) -> Iterator[str]:
+    """Which kernels compute score functions, biases and dropout. without: families that were taken, and have none.
+    tiles: of components, which what only adds to scores takes.
+    """
+    if isinstance(tiles, Components):
+        yield f"options   what only adds to scores, as a bias: a kernel of {tiles.count} tiles of components"
     names = ", ".join(without)
     if names:
         why = f"kernels of {names} have no function of a pair"

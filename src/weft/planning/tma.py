@@ -1,4 +1,4 @@
-"""What tensor descriptors reach: the tokens that tiles of a line may read, as places and lanes.
+"""What tensor descriptors reach: the tokens that tiles of a line may read, as places and lanes, or a whole grid.
 
 A tile is read whole, and may end up to 63 places beyond the last one of its run. So every place that a descriptor
 reaches belongs to some run. A key that no query sees may hold anything, and is never read. Beyond its places a
@@ -7,11 +7,12 @@ descriptor reads zeros.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from weft.pattern.bounds import Ints
+from weft.planning.boxes import every_key_is_seen
 from weft.planning.tiles import LoopNest
 
 
@@ -31,6 +32,30 @@ class TmaExtent(NamedTuple):
     def first(self) -> tuple[int, int]:
         """Place and lane of `base`, counted from token 0."""
         return divmod(self.base, self.step)
+
+
+class GridExtent(NamedTuple):
+    """All tokens of a grid of two or three axes, from token 0 on in order. box: of a tile of them."""
+
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+Extent: TypeAlias = TmaExtent | GridExtent
+AXES, LONGEST = (2, 3), 1 << 10  # axes of grids that descriptors reach, and tokens of one (`tables.grid_ranges`)
+
+
+def grid_extents(nest: LoopNest) -> tuple[GridExtent, ...] | None:
+    """The extents of the queries and of the keys of a nest on a grid. None where tokens are not all of it in order, or
+    where some are keys that no query sees. Beyond the grid descriptors read zeros.
+    """
+    sides = (nest.q, *(part.k for part in nest.parts))
+    steps = [step for axis in nest.parts[0].axes for step in (axis.lanes.q_step, axis.lanes.k_step)]
+    known = all(len(x.shape) in AXES and max(x.shape) <= LONGEST and not (x.origin or x.order) for x in sides)
+    if not known or len(nest.parts) > 1 or set(steps) != {1} or not every_key_is_seen(nest):
+        return None
+    boxes = (nest.box, *(tuple(axis.block_k for axis in part.axes) for part in nest.parts))
+    return tuple(GridExtent(side.shape, box) for side, box in zip(sides, boxes, strict=True))
 
 
 def extents(nest: LoopNest) -> tuple[TmaExtent, ...] | None:

@@ -1,9 +1,9 @@
 """Pictures of patterns and of the tiles that a plan visits.
 
-`pattern_figure` draws one pattern: on the left which query sees which key, by terms; then the tiles of its plan, in
-token order and in every other order in which a nest takes queries and keys; and for patterns on a grid one query with
-what its box reads. Meant for small instances: a picture of a million tokens shows no tile. `term_figure` draws the
-terms alone, at any length: of a large pattern it shows how dense each place is.
+`pattern_figure` draws one pattern. On the left is which query sees which key, by terms. Then come the tiles of its
+plan, in token order and in every other order in which a nest takes queries and keys. For patterns on a grid one query
+follows, with what its box reads. Meant for small instances: a picture of a million tokens shows no tile. `term_figure`
+draws the terms alone, at any length: of a large pattern it shows how dense each place is.
 
 matplotlib is loaded when the first figure is made, never before.
 """

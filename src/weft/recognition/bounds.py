@@ -20,7 +20,7 @@ MAX_PIECES = 16  # pieces, or residue classes, that one bound may fall into
 
 
 def below(f: Line, g: Line, c: int, within: Documents | None = None) -> Pattern:
-    """f(q) + g(k) < c. Where g rises and f falls it is k < T(q), T(q) the first k with g(k) >= c - f(q); where g falls
+    """f(q) + g(k) < c. Where g rises and f falls it is k < T(q), T(q) the first k with g(k) >= c - f(q). Where g falls
     and f rises it is k >= T(q), T(q) the first k with -g(k) >= f(q) - c + 1. `within`: only pairs of one document
     matter.
     """
@@ -34,8 +34,8 @@ def below(f: Line, g: Line, c: int, within: Documents | None = None) -> Pattern:
 
 
 def _inside(f: Line, g: Line, c: int, within: Documents) -> Pattern:
-    """Pairs of one document share its number d, so f(q) + g(k) = (f(q) - a d(q)) + (g(k) + a d(k)) for them, and an a
-    that is large enough makes both monotone if they are so in each document.
+    """Pairs of one document share its number d, so f(q) + g(k) = (f(q) - a d(q)) + (g(k) + a d(k)) for them. An a that
+    is large enough makes both monotone if they are so in each document.
     """
     far = 2 * sum(max(map(abs, line.extent)) for line in (f, g)) + abs(c) + 1
     for by in (far, -far):
@@ -118,7 +118,7 @@ def _inverse(piece: Piece, low: int, high: int) -> list[Piece]:
 
 
 def _formula(side: str, at: Line) -> Pattern:
-    """A bound on a sequence of any length: a table of jumps, one staircase with clipped ends, or a union over the
+    """A bound on a sequence of any length. It is a table of jumps, one staircase with clipped ends, or a union over the
     queries of each piece.
     """
     if not any(piece.slope for piece in at.pieces) and at.pieces[-1].constant:
@@ -154,7 +154,7 @@ def _clipped_stair(at: Line) -> Stair | None:
 
 
 def _plainly(stair: Stair, at: Line, low: int, high: int) -> bool:
-    """Whether the bound is the stair of its one sloped piece between constants that the stair is beyond: both never
+    """Whether the bound is the stair of its one sloped piece between constants that the stair is beyond. Both never
     decrease, so the ends of the piece tell.
     """
     place = next(i for i, piece in enumerate(at.pieces) if piece.slope)

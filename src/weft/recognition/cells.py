@@ -1,8 +1,8 @@
 """Functions that are not monotone but made of few monotone pieces: the formula on each cell of queries by keys.
 
-Queries and keys are cut where a function stops rising, or falling. On a cell every function is one that never turns
-back, which the rules for bounds can say, and what compares one index with a constant mostly holds throughout or
-nowhere. The union over cells is the formula.
+Queries and keys are cut where a function stops rising, or falling. On a cell every function never turns back, so the
+rules for bounds can say it. What compares one index with a constant mostly holds throughout or nowhere. The union over
+cells is the formula.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def _held(part: Line, like: Line) -> Line:
 
 # ---- one run of keys for each query ----------------------------------------------------------------------------------
 def by_runs(parts: Iterable[Formula], size: Size) -> Pattern:
-    """The pattern of conditions that leave each query one run of keys, or each key one run of queries, at a known
-    size: as few chains of runs. NoFormError where they do not.
+    """The pattern of conditions that leave each query one run of keys, or each key one run of queries, at a known size.
+    It is as few chains of runs. NoFormError where they do not.
     """
     if size.m is None or size.n is None:
         raise NoFormError("a comparison of functions that turn")

@@ -26,8 +26,8 @@ def steps(values: Any, most: int) -> Ints | None:
 
 
 def bends(values: Any, dtype: Any, most: int) -> Ints | None:
-    """Where runs of one slope begin: at the index after a step unlike the step before it, and after that not at once
-    again, since a jump is a step unlike both of its neighbours.
+    """Where runs of one slope begin: at the index after a step unlike the step before it. After that none begins at
+    once, since a jump is a step unlike both of its neighbours.
     """
     rises = np.empty(min(BLOCK, values.size) + 1, dtype)
 

@@ -42,7 +42,7 @@ def best(formula: Formula, size: Size) -> Pattern:
 
 
 def looked_at(formula: Formula, pattern: Pattern, size: Size) -> Pattern | None:
-    """What a search over all pairs finds where a form has a remainder or many terms, and the size is known and small;
+    """What a search over all pairs finds where a form has a remainder or many terms, and the size is known and small.
     None where it finds nothing better.
     """
     from weft.recognition.mask import proven

@@ -122,7 +122,7 @@ def find(parts: tuple[Formula, ...], size: Size) -> tuple[tuple[Formula, ...], D
 
 def _two_sided(part: Pair) -> tuple[Documents, list[Formula]] | None:
     """Documents that queries and keys have labels of in tables of their own, as a pair that says that two labels are
-    equal; and the tokens that have a label of the other side. Labels come in one run each, in one order.
+    equal. With it come the tokens that have a label of the other side. Labels come in one run each, in one order.
     """
     if not (part.f.bounded and part.g.bounded and _only(part.test)):
         return None

@@ -56,8 +56,8 @@ def every_manner() -> list[Manner]:
 def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], m: int, n: int) -> BitRows:
     """The function on every pair, for one batch row and head: numbers, or traced values that tell when they are used.
 
-    The manners that answer on a few pairs are tried in turn: what numpy and torch make of each other depends on sizes
-    (a tensor of one element is an integer to numpy, and a comparison of numpy with a tensor comes back as numbers).
+    The manners that answer on a few pairs are tried in turn. What numpy and torch make of each other depends on sizes.
+    A tensor of one element is an integer to numpy, and a comparison of numpy with a tensor comes back as numbers.
     """
     failures = []
     for manner in _manners(function, names, at, m, n):
@@ -179,7 +179,7 @@ def _raised(function: Callable[..., Any], error: Exception) -> InputError:
 
 
 def _manners(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], m: int, n: int) -> list[Manner]:
-    """The manners in which the function answers on a few pairs, pair by pair only if no other is; its own error if
+    """The manners in which the function answers on a few pairs, pair by pair only if no other is. Its own error if
     there is none.
     """
     q, k = np.arange(min(m, 2), dtype=np.int64)[:, None], np.arange(min(n, 3), dtype=np.int64)[None]

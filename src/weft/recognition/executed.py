@@ -1,6 +1,6 @@
 """A traced function, executed at some pairs: what a trace took for true, and no array is, shows there.
 
-A function may ask what its indices are (`isinstance`, a device, a number of axes) and compute something else for an
+A function may ask what its indices are (`isinstance`, a device, a number of axes). It may compute something else for an
 array than for what traces it.
 """
 
@@ -54,7 +54,7 @@ def _some_rows(counts: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def _indices(length: int, shared: int, *, single: bool) -> Ints:
-    """Some indices of a length: both ends, and neighbours here and there, for queries and keys the same ones, below
+    """Some indices of a length: both ends, and neighbours here and there. Queries and keys have the same ones, below
     the shorter length (`shared`): most of what a mask says is about pairs near each other.
     """
     ends, places = np.arange(ENDS if not single else 1), PLACES if not single else 1

@@ -1,6 +1,6 @@
 """Numbers and conditions over pairs (q, k), in the small normal form that traced functions are kept in.
 
-A `Term` is outer(f(q) + g(k)); a `Number` is a few terms under conditions that exclude each other; a `Formula` is a
+A `Term` is outer(f(q) + g(k)). A `Number` is a few terms under conditions that exclude each other. A `Formula` is a
 tree of And and Or over atoms, which say that one index, or f(q) + g(k), lies in a set. Sets are Lines of 0 and 1, so a
 complement is one subtraction and there is no Not. Every function here is an identity; NoFormError where there is none.
 """
@@ -20,7 +20,7 @@ from weft.recognition.periodic import NoFormError
 from weft.recognition.remember import remembered
 
 MAX_CASES = 24
-IDENTITY = Line.index()
+
 NEGATIVE = Line.between(-INF, 0)
 ZERO = Line.between(0, 1)
 

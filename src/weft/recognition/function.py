@@ -71,17 +71,17 @@ def recognize_function(
     """The pattern of a mask function of (q, k) or (b, h, q, k), True = may attend.
 
     The function is called with objects that stand for int64 indices. What it makes of them is rewritten by identities,
-    which proves the pattern at every length; a function that reads a table proves the lengths of the table only, and
-    its pattern raises LengthError at others unless generalize=True. The function is also executed at some pairs, and
-    what it answers otherwise there is no closed form. The pattern keeps what tables say now; recognize again what
-    changes. batch, heads: how many batch rows and heads there are, if the function tells them apart. q counts from the
-    first query on, also where M != N: the pattern declares "top-left" (at M == N it may leave it open).
+    which proves the pattern at every length. A function that reads a table proves the lengths of the table only. Its
+    pattern raises LengthError at others unless generalize=True. The function is also executed at some pairs, and what
+    it answers otherwise there is no closed form. The pattern keeps what tables say now; recognize again what changes.
+    batch, heads: how many batch rows and heads there are, if the function tells them apart. q counts from the first
+    query on, also where M != N: the pattern declares "top-left" (at M == N it may leave it open).
 
     Where the trace ends it is evaluated at size=(M, N), for at most `limit` seconds. On a terminal a bar says what that
-    takes; a thread that is not the main one is refused what takes more than a second, unless it passes a limit; in a
+    takes. A thread that is not the main one is refused what takes more than a second, unless it passes a limit. In a
     function that is being compiled it is refused. A function that does not return is ended at the limit. Raises
-    InputError; also where the function has no value at some pair
-    (a division by 0, a logarithm of 0, an index out of range). An index below 0 counts from the end of its table.
+    InputError; also where the function has no value at some pair (a division by 0, a logarithm of 0, an index out of
+    range). An index below 0 counts from the end of its table.
     """
     batch, heads = scalar(batch), scalar(heads)
     asked = Asked(hosted(function), indices(function), _checked_size(function, size), batch, heads)

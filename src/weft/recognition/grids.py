@@ -1,6 +1,6 @@
 """Flattened grids, their shape unknown: a mask that is a product over the axes of one, and neighbourhoods on them.
 
-A mask on h x w points is a product iff every pair that its two projections admit is live; the projections come from
+A mask on h x w points is a product iff every pair that its two projections admit is live. The projections come from
 or-ing rows, for every divisor of the length.
 """
 
@@ -187,7 +187,7 @@ def block_of(rows: BitRows) -> tuple[int, int]:
 
 
 def sides_of_blocks(known: Known) -> int:
-    """What the side of square blocks divides, each of which is live or dead as far as it is decided: they end between
+    """What the side of square blocks divides, each of which is live or dead as far as it is decided. They end between
     neighbours of which one is live and the other dead. 0 where there are no such neighbours.
     """
     live, dead = known.live.words, known.dead.words

@@ -1,9 +1,9 @@
 """Functions that no rule takes, evaluated once for all queries that are alike, and for all keys.
 
-A function is run on an index vector of all queries and one of all keys, which do not meet: what it makes of queries
-alone, and of keys alone, is computed, and where the two meet only the operation is looked at. If all operations go pair
-by pair, the answer at a pair is a function of what was made of its query and of its key before they met. So queries of
-which all that is the same are alike, and the function needs to be evaluated for one of each kind.
+A function is run on an index vector of all queries and one of all keys, which do not meet. What it makes of queries
+alone, and of keys alone, is computed. Where the two meet, only the operation is looked at. If all operations go pair by
+pair, the answer at a pair follows from what was made of its query and its key before. So queries of which all that is
+the same are alike, and the function needs to be evaluated for one of each kind.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _real(values: Any, *, whole: bool) -> Any:
 
 # ---- kinds of queries and of keys ------------------------------------------------------------------------------------
 def kinds(call: Callable[[Any, Any], Any], made: Callable[[Ints], Any], m: int, n: int) -> tuple[Ints, Ints] | None:
-    """The kind of each query and of each key, numbered from 0, for a function of two index arrays; None where it is not
+    """The kind of each query and of each key, numbered from 0, for a function of two index arrays. None where it is not
     known to go pair by pair, or has too many kinds. made: an array of the function's library from one of numpy.
     """
     if m * n < LEAST or m < ROWS or n < KEYS:

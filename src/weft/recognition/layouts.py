@@ -66,8 +66,8 @@ def _within_table(table: np.ndarray, *extents: tuple[int, int]) -> None:
 
 
 def _searched(rows: BitRows) -> Pattern | None:
-    """What a short search makes of a table; None where it lists pairs. A layout that follows no rule has no better
-    form than its bits, and a longer search would only take the time to find that out.
+    """What a short search makes of a table; None where it lists pairs. A layout that follows no rule has no better form
+    than its bits. A longer search would only take time to find that out.
     """
     budget = Budget(rows.m * rows.n, 2 if _ruled(rows) else 1)
     found: Found = search(Known(rows, rows.inverted()), Level(budget, cuts=MAX_CUTS, listing=False))

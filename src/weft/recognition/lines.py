@@ -1,8 +1,8 @@
 """Integer functions of one index, known exactly at every index, however many there are.
 
-Everything that is built from an index by + - * // %, abs, minimum, maximum, where and comparisons with constants is,
-between finitely many places, periodic up to a slope: f(x + P) = f(x) + S. A `Line` holds such a function as a few
-pieces, and is closed under those operations and under composition; a table is one piece of its own length. A condition
+Functions are built from an index by + - * // %, abs, minimum, maximum, where and comparisons with constants. Between
+finitely many places each is periodic up to a slope: f(x + P) = f(x) + S. A `Line` holds such a function as a few
+pieces, and is closed under those operations and under composition. A table is one piece of its own length. A condition
 is a Line of 0 and 1.
 """
 
@@ -377,8 +377,8 @@ def _followed(outer: Line, piece: Piece) -> Piece:
 def _thinned(piece: Piece, run: int) -> Piece:
     """A piece v + s c, c its cells, as one of longer cells whose values lie in the same cells of `run` numbers.
 
-    Where s divides run, (v + s c) // run = (v // s + c) // (run / s), which is one number for all c from g j to
-    g (j + 1) - 1 if g divides both run / s and v // s.
+    Where s divides run, (v + s c) // run = (v // s + c) // (run / s). That is one number for all c from g j to g (j +
+    1) - 1 if g divides both run / s and v // s.
     """
     slope = piece.slope
     if piece.values.size > 1 or slope < 0 or run % slope:

@@ -55,7 +55,7 @@ def _union(parts: Iterable[Formula], size: Size, within: Within) -> Pattern:
 
 
 def conjunction(parts: tuple[Formula, ...], size: Size, within: Within = None) -> Pattern:
-    """Part by part, inside documents if one of them says so; what has no form on the sequence is tried on a grid, and
+    """Part by part, inside documents if one of them says so. What has no form on the sequence is tried on a grid, and
     then value by value.
     """
     from weft.recognition.cells import by_runs, in_cells

@@ -1,6 +1,6 @@
 """Masks in mapped files, which may be larger than memory: guessed from a corner, proven strip by strip.
 
-No more than a strip of the file is in memory at a time; only where the guess fails, a matrix of bits is made of it. A
+No more than a strip of the file is in memory at a time. Only where the guess fails, a matrix of bits is made of it. A
 mask that is noise at both ends is listed as it stands.
 """
 
@@ -37,7 +37,7 @@ def mapping(mask: Any) -> Any:
 
 
 def _let_go(mask: Any) -> None:
-    """Give the pages that were read back, but not those that may hold changes that no file has: a writable mapping is
+    """Give the pages that were read back, but not those that may hold changes that no file has. A writable mapping is
     taken for a copy on write unless numpy made it and says that it is none.
     """
     safe, base = False, mask
@@ -102,8 +102,8 @@ def _of_intervals(mask: Any) -> Pattern | None:
 
 
 def compact(rows: BitRows) -> Pattern | None:
-    """A large mask made of blocks, or a neighbourhood on a grid: told and proven with few matrices of bits at a
-    time; None if it is neither. The whole search keeps a dozen of them.
+    """A large mask made of blocks, or a neighbourhood on a grid. It is told and proven with few matrices of bits at a
+    time. None if it is neither. The whole search keeps a dozen of them.
     """
     if rows.m * rows.n < SHARE * CORNERS[0] ** 2:
         return None
@@ -122,7 +122,7 @@ def _neighborhood(rows: BitRows) -> Pattern | None:
 
 
 def noisy(mask: Any) -> bool:
-    """Whether both its first and its last queries and keys came out as lists of bits: the whole is not searched then,
+    """Whether both its first and its last queries and keys came out as lists of bits. The whole is not searched then,
     which takes many matrices of bits.
     """
     size = CORNERS[0]

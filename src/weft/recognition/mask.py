@@ -33,7 +33,7 @@ RANKS = {2: "(M, N)", 3: "(H, M, N)", 4: "(B, H, M, N)"}
 def recognize_mask(mask: Any, *, generalize: bool = False) -> Recognized:
     """The pattern of a boolean mask, True = may attend: (M, N), (H, M, N) or (B, H, M, N), numpy or torch.
 
-    Equal to the mask on every pair, and bound to its size: at other lengths it raises LengthError. generalize=True
+    Equal to the mask on every pair, and bound to its size. At other lengths it raises LengthError. generalize=True
     hands the closed form back unbound, which the mask does not prove. Heads and batch rows that differ become per_head
     and per_batch; equal ones are shared.
     """
@@ -75,7 +75,7 @@ def described(slices: Iterable[BitRows], shape: tuple[int, ...], *, generalize: 
 
 
 def as_array(mask: Any) -> Any:
-    """The mask as a boolean numpy array of 2 to 4 axes (a view where that is possible); a torch tensor is copied from
+    """The mask as a boolean numpy array of 2 to 4 axes (a view where that is possible). A torch tensor is copied from
     its device.
     """
     asked = f"recognize_mask of a {type(mask).__name__}"
@@ -141,7 +141,7 @@ def proven(rows: BitRows) -> Found:
 
 
 def finished(found: Found, rows: BitRows) -> Found:
-    """The description, or the terms that it becomes where these are shorter to write; or a cover of all pairs, where
+    """The description, or the terms that it becomes where these are shorter to write. Or a cover of all pairs, where
     that alone is closed or has fewer terms.
     """
     m, n = rows.m, rows.n

@@ -2,8 +2,8 @@
 
 numpy answers such an operation by a number and a warning, torch's floats by an infinity, torch's integers by an error.
 None of these proves anything, so the function is refused with the place and the first such pair. An index below zero
-counts from the end, as in torch and numpy. A function that asks for a value only where there is one branches on it for
-single numbers (`k != 0 and q % k == 0`), or keeps the divisor away from zero (`q % k.clip(1)`).
+counts from the end, as in torch and numpy. A function may ask for a value only where there is one. Then it branches on
+it for single numbers (`k != 0 and q % k == 0`), or keeps the divisor away from zero (`q % k.clip(1)`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Five kinds of simple sets of pairs, and what a mask says about each: the smallest that holds it, the largest in it.
 
 diagonals: a set of k - q. keys, queries: a set of indices of one side. from, before: k >= T(q), k < T(q) with T
-non-decreasing. A mask is known as two matrices, `live` (must be in) and `dead` (must be out); pairs in neither are
+non-decreasing. A mask is known as two matrices, `live` (must be in) and `dead` (must be out). Pairs in neither are
 decided by other parts of the pattern.
 """
 

@@ -1,6 +1,6 @@
 """A pattern as packed rows: its meaning on every pair, fast enough to hold a candidate against a whole mask.
 
-Every leaf is evaluated from the data that gives it its meaning (bounds, residues, tables); what has no quick way is
+Every leaf is evaluated from the data that gives it its meaning (bounds, residues, tables). What has no quick way is
 asked pair by pair through `holds`.
 """
 

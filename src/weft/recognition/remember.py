@@ -1,7 +1,7 @@
 """What a recognition has already worked out: batch rows share what does not depend on them, keys what queries did.
 
-Lines, terms and formulas are immutable, and one that is made twice from the same parts is one object, so that whatever
-is made of it is found again as well. A context of its own for each recognition: nothing is held after it.
+Lines, terms and formulas are immutable, and one that is made twice from the same parts is one object. So whatever is
+made of it is found again as well. A context of its own for each recognition: nothing is held after it.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ TOLD_AT = 4096  # queries and keys at which a pattern of any length is described
 class Form:
     """What a pattern becomes at m queries and n keys: the format that plans and kernels are made of.
 
-    terms: the most of any batch row and head. Sums over batch rows and heads that differ: listed, tokens in lists;
-    remainder, live pairs that no term has and that are listed bit by bit; remainder_bytes; nbytes, all bytes of
-    metadata. cost: pairs that are computed over all pairs, where 1.0 is the dense mask.
+    terms: the most of any batch row and head. Sums over batch rows and heads that differ. listed: tokens in lists.
+    remainder: live pairs that no term has, listed bit by bit. remainder_bytes: of these. nbytes: all bytes of metadata.
+    cost: pairs that are computed over all pairs, where 1.0 is the dense mask.
     """
 
     m: int

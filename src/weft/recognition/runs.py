@@ -2,7 +2,7 @@
 
 A `Ragged` piece holds the runs and behaves as the piece that lists every value: what has no rule for runs expands it.
 The rules here cut the runs of several functions at each other's ends, and those of an inner function where the outer
-one changes, so that their cost is the number of runs and not the length.
+one changes. So their cost is the number of runs and not the length.
 """
 
 from __future__ import annotations
@@ -260,8 +260,8 @@ def of_table(values: Any, lo: int) -> Runs | None:
 def _of_slopes(values: Any, lo: int, most: int) -> Runs | None:
     """The runs of a list whose values rise or fall in most of them.
 
-    Narrow integers are subtracted as they are. Steps that are alike but for a wrap differ all in one direction, so the
-    run does not end at the value that it should, and the list is looked through again in 64 bits.
+    Narrow integers are subtracted as they are. Steps that are alike but for a wrap differ all in one direction. So the
+    run does not end at the value that it should. The list is then looked through again in 64 bits.
     """
     for dtype in dict.fromkeys((values.dtype, np.dtype(np.int64))):
         begin = changes.bends(values, dtype, most)
@@ -340,7 +340,7 @@ def straight_between(pieces: Sequence[Piece], slope: int, edges: Ints) -> bool:
 
 # ---- together and one after the other -------------------------------------------------------------------------------
 def joined(pieces: Sequence[Piece], start: int, stop: int, rule: Callable[..., Any]) -> list[Piece] | None:
-    """The rule on the values and slopes of several pieces, run by run; None where one of them is no table of runs, or
+    """The rule on the values and slopes of several pieces, run by run. None where one of them is no table of runs, or
     the rule makes no line of two that rise.
     """
     parts = [of_piece(piece, start, stop, (stop - start) // SHARE + FEW) for piece in pieces]
@@ -354,7 +354,7 @@ def joined(pieces: Sequence[Piece], start: int, stop: int, rule: Callable[..., A
 
 
 def composed(outer: Sequence[Piece], inner: Runs) -> list[Piece] | None:
-    """The function that the outer pieces make of the inner one, whose values they have; None where it rises by more
+    """The function that the outer pieces make of the inner one, whose values they have. None where it rises by more
     than 1 or falls by more, or where the outer function has no few runs.
     """
     if (np.abs(inner.slope) > 1).any():
@@ -405,7 +405,7 @@ def _sloped(piece: Piece, begin: Ints, stop: int) -> Runs:
 
 def inverse(pieces: Sequence[Piece]) -> list[Piece] | None:
     """y -> the first k with g(k) >= y, g's stop where there is none, for adjacent bounded pieces of a g that never
-    decreases; None where it rises by more than 1, or is no few runs.
+    decreases. None where it rises by more than 1, or is no few runs.
     """
     lo, hi = pieces[0].start, pieces[-1].stop
     g = _on(pieces, lo, hi, (hi - lo) // SHARE + FEW)

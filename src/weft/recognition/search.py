@@ -1,8 +1,8 @@
 """The search for the smallest description, in a fixed order; what it returns is true of every decided pair.
 
-Simple sets alone, then intersections and unions of them; coarse masks by their blocks; products over the axes of a
-grid; intersections of unions and unions of intersections, peeled from the outside; parts of the sequence one by one;
-and for what is left, the pairs themselves.
+Simple sets alone, then intersections and unions of them. Coarse masks by their blocks. Products over the axes of a
+grid. Intersections of unions and unions of intersections, peeled from the outside. Parts of the sequence one by one.
+For what is left, the pairs themselves.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Level:
-    """Where the search is: how deep in peeled parts (and which was peeled last), how often cut, whether a pair is a
-    block of pairs, and whether pairs that are left may be listed otherwise than bit by bit.
+    """Where the search is: how deep in peeled parts (and which was peeled last), and how often cut. Also whether a pair
+    is a block of pairs, and whether pairs that are left may be listed otherwise than bit by bit.
     """
 
     budget: Budget

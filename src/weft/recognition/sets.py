@@ -1,6 +1,6 @@
 """Sets of integers between two limits: what must be in, what may be in; the simplest description in a fixed order.
 
-An index set of a mask (the keys of a global column, the diagonals of a window) is known only up to the pairs that
+An index set of a mask is the keys of a global column, or the diagonals of a window. It is known up to the pairs that
 other parts of the pattern decide. So a description is sought that has all of `need` and nothing outside `allow`.
 """
 
@@ -162,7 +162,7 @@ def _opened(comb: Comb, free: tuple[bool, bool], ends: tuple[int, int]) -> Comb:
 
 
 def exactly(starts: Ints, lengths: Ints, ends: tuple[int, int]) -> list[Comb] | None:
-    """Combs whose union is a set of some of ends[0] <= x < ends[1], given by its stretches; None where these lie in
+    """Combs whose union is a set of some of ends[0] <= x < ends[1], given by its stretches. None where these lie in
     such order that one comb may do.
     """
     gaps = np.diff(starts)

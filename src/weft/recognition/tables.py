@@ -106,8 +106,8 @@ def _offer_rows(trace: Trace, table: Any, roots: list[tuple[str, int]]) -> None:
 
 
 def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
-    """table[b, x] in a trace of several rows: the rows of the table one after the other, and a place in them; where
-    no other index is left, what all rows have in common.
+    """table[b, x] in a trace of several rows: the rows of the table one after the other, and a place in them. Where no
+    other index is left, what all rows have in common.
     """
     values = as_table(table)
     if values is None or values.ndim != len(at):

@@ -48,15 +48,15 @@ class ReadByRowError(Exception):
 
 @dataclass
 class Trace:
-    """One run of a function: the lengths that q and k have (None: any), the batch row and head it is run for, and what
-    it turned out to use: "b" and "h", each with the lengths of the tables that it indexes.
+    """One run of a function: the lengths that q and k have (None: any), and the batch row and head it is run for. Also
+    what it turned out to use: "b" and "h", each with the lengths of the tables that it indexes.
 
     reads: the tables that a batch row or a head indexed, and how. only_reads: whether nothing else was made of them, so
-    that the run is the same wherever the reads are. lines: tables by their place in memory or their rows, with
-    the functions that they are; they are held, so that no other table comes to lie there.
+    that the run is the same wherever the reads are. lines: tables by their place in memory or their rows, with the
+    functions that they are. They are held, so that no other table comes to lie there.
 
-    rows: batch rows and heads that one run is for, all of them at once: q and k then run over the indices of the first
-    one, of the second one, ..., and m and n are the lengths of all of them. alone: whether a run for one of them stays
+    rows: batch rows and heads that one run is for, all of them at once. Then q and k run over the indices of the first
+    one, of the second one, and so on. All of them have the lengths m and n. alone: whether a run for one of them stays
     one where a table is read by them.
     """
 

@@ -1,7 +1,7 @@
 """What was found, in the words that a user would choose: `causal() & window(left=63) & documents(...)`.
 
-Every rule is an identity. Bounds of slope one are windows; a window that ends at its query is a causal one; conditions
-come in one order, distances before chunks and documents, and these before sets of tokens.
+Every rule is an identity. Bounds of slope one are windows, and a window that ends at its query is a causal one.
+Conditions come in one order, distances before chunks and documents, and these before sets of tokens.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Two stages a direction, as in STOF (arXiv 2506.06095). First structure: the candidate of each tile shape (rows x cols x
 warps) that is predicted best, of the best few shapes. Then parameters (stages, registers, loops): candidates are drawn
 by chance, the likelier the better they promise to be, until a budget is spent. At last the best take turns with the
-untuned choice, so that neither luck nor drift decides: who wins has three quarters of its calls below three quarters
+untuned choice, so that neither luck nor drift decides. The winner has three quarters of its calls below three quarters
 of the untuned choice's.
 """
 
@@ -261,7 +261,7 @@ def _timing(row: Measured) -> Timing:
 
 
 def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[Tiling, float]]:
-    """(what a call computes with if nothing is known, predicted seconds of all candidates, the best first); of a plan
+    """(what a call computes with if nothing is known, predicted seconds of all candidates, the best first). Of a plan
     that has several tilings the first one stands for all.
     """
     asked, untuned = plan.asked(direction), plan.towards(direction)[0].plan.tiling
@@ -290,7 +290,7 @@ def draw(
 ) -> list[Tiling]:  # fmt: skip
     """Candidates of measured shapes that were not measured, at most `count`, by chance weighted with their reward.
 
-    A candidate promises its prediction, corrected by how the best of its shape came out; its reward is what that is
+    A candidate promises its prediction, corrected by how the best of its shape came out. Its reward is what that is
     worth beside the best time of all.
     """
     best: dict[tuple[int, int, int], Measured] = {}

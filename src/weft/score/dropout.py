@@ -2,10 +2,10 @@
 
 This module is the law. Every backend computes these bits, whatever its tiles, its direction or its hardware.
 
-One call of Philox4x32 with 7 rounds (Salmon et al. 2011, doi 10.1145/2063384.2063405: the fewest that pass BigCrush)
-gives four words, which serve eight pairs with 16 bits each: the queries q and q ^ 8 against the keys k, k ^ 1, k ^ 8
-and k ^ 9. One thread of a warp holds these eight where scores come from a matrix product of NVIDIA's tensor cores with
-queries as rows. The counter counts such groups, and the bits that tell their pairs apart choose word and half:
+One call of Philox4x32 with 7 rounds (doi 10.1145/2063384.2063405: the fewest that pass BigCrush) gives four words. They
+serve eight pairs with 16 bits each: the queries q and q ^ 8 against the keys k, k ^ 1, k ^ 8 and k ^ 9. One thread of a
+warp holds these eight where scores come from a matrix product of NVIDIA's tensor cores with queries as rows. The
+counter counts such groups, and the bits that tell their pairs apart choose word and half:
 
     counter = (16 bits above bit 3 of q with its bits 0 to 2, the same of k without its bit 0, h, b)
     word    = (bit 3 of q) * 2 + (bit 3 of k);  half = bit 0 of k, 0 the low one

@@ -32,8 +32,9 @@ MOST = 4096  # steps
 class Step:
     """One operation. value: of a constant; the table of a read; (table, axis) of a size.
 
-    op: a leaf ("score", "b", "h", "q", "k", "shift": what alignment adds to q), "const", "size", "read", "where", "div"
-    (real), "floordiv" and "mod" (int, by a constant), "not", a conversion ("real", "int"), or one of the lists above.
+    op: a leaf is "score", "b", "h", "q", "k" or "shift", which is what alignment adds to q. Others are "const", "size",
+    "read", "where", "div" (real), "floordiv" and "mod" (int, by a constant) and "not". There are the conversions "real"
+    and "int", and the lists above.
     """
 
     op: str

@@ -1,8 +1,8 @@
 """What the index of a read depends on: where sums over pairs are the gradients of a table's entries.
 
-"rows": on b, h and q alone, "columns": on b, h and k, "diagonals": on b, h and k - q, "offsets": on b, h and on
-differences of coordinates on a grid, as k // W - q // W and k % W - q % W; "dense": the read is at (b, h, q, k), but
-for axes of 1 or none before q; "pairs": on anything else.
+It depends on b and h, and beside them: "rows": on q alone. "columns": on k alone. "diagonals": on k - q. "offsets": on
+differences of coordinates on a grid, as k // W - q // W and k % W - q % W. "dense": the read is at (b, h, q, k), but
+for axes of 1 or none before q. "pairs": on anything else.
 """
 
 from __future__ import annotations

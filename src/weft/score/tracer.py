@@ -1,7 +1,7 @@
 """Score functions, traced: f(score, b, h, q, k) is called once with objects that stand for numbers.
 
 What a trace does not know ends it by an error that names the operation and the line; it never guesses. Captured arrays
-become tables; torch hands a read by a traced index to the index itself, numpy and JAX do not, so their arrays are
+become tables. torch hands a read by a traced index to the index itself. Arrays of numpy and JAX do not, so they are
 replaced by `Held` ones in a copy of the function.
 """
 

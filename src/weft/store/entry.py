@@ -47,8 +47,8 @@ class Entry:
         return self.state == "" and self.largest <= MOST
 
     def facts(self) -> dict[str, Any]:
-        """What was said of the entry when it was put; without what nobody would have said, and empty where that cannot
-        be read, or is not to be trusted.
+        """What was said of the entry when it was put, without what nobody would have said. It is empty where that
+        cannot be read, or is not to be trusted.
         """
         try:
             found = facts_of(self.path, self.trust)

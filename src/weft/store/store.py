@@ -1,12 +1,12 @@
 """The store: artifacts in a directory for each key, and what is done where a disk says no.
 
-A key is the hash of all that its content depends on, so an entry never goes out of date. It is written beside its
-place and renamed into it whole; afterwards only its timings grow. There are no locks: who finds a place taken keeps
-what is there, and a process that dies leaves at most a directory beside, which is removed later.
+A key is the hash of all that its content depends on, so an entry never goes out of date. It is written beside its place
+and renamed into it whole; afterwards only its timings grow. There are no locks. Who finds a place taken keeps what is
+there. A process that dies leaves at most a directory beside, which is removed later.
 
-An entry holds facts.json (its key, and what `weft cache list` says of it), the files that were put, SHA256SUMS over
-these as `sha256sum --check` reads it, and timings.jsonl. Since the sums cover the key, an entry that was copied to
-another key's place counts as damaged. Its modification time is that of its last use.
+An entry holds facts.json (its key, and what `weft cache list` says of it), the files that were put. Beside them are
+SHA256SUMS over these as `sha256sum --check` reads it, and timings.jsonl. Since the sums cover the key, an entry that
+was copied to another key's place counts as damaged. Its modification time is that of its last use.
 
 Nothing is read where others may have written: see `weft.store.trust`. A base store lies below another one, and is only
 read.
@@ -42,7 +42,7 @@ class Store:
 
     base: a store whose entries count as this one's, and which is only read. shared: members of the directory's group
     may write. A disk that cannot be read or written, and a directory that others may write, make it forgetful, with one
-    warning; they are never an error.
+    warning. They are never an error.
     """
 
     def __init__(self, root: Path | None, limit: int, base: Base | None = None, shared: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Timings of an entry: lines of JSON, which grow. Each begins with its own check sum, which covers the entry's key.
 
-So a bit that flips, a line that was cut short, and a line of another entry are passed over and counted; no row of
+So a bit that flips, a line that was cut short, and a line of another entry are passed over and counted. No row of
 theirs is believed.
 """
 

@@ -2,7 +2,7 @@
 
 Whoever can write a store chooses the code that runs. So files are looked at as ssh looks at its keys: they belong to
 the user or to root, and nobody else may write them. A group's store and a base store are choices that somebody states
-(WEFT_CACHE_SHARED, WEFT_CACHE_BASE), which widen the rule by exactly that group, or by the base's owner.
+(WEFT_CACHE_SHARED, WEFT_CACHE_BASE). They widen the rule by exactly that group, or by the base's owner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Patterns printed as mask functions: every leaf stated once more, pair by pair, in Python's own operators.
 
 `as_function(pattern, m, n)` is a function of (b, h, q, k) whose mask at (m, n) is the pattern's. It is written from the
-definitions of the library, not from the classes that carry them, so that the two can be held against each other.
+definitions of the library, not from the classes that carry them. So tests can compare the two.
 """
 
 from __future__ import annotations

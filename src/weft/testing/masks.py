@@ -1,6 +1,6 @@
 """The masks of the named workloads: each as a weft pattern and, written apart from it, as a formula on indices.
 
-A formula, `predicate(b, h, q, k)`, works on broadcastable integer arrays of numpy or torch, so that it serves as
+A formula, `predicate(b, h, q, k)`, works on broadcastable integer arrays of numpy or torch. It serves as
 FlexAttention's mask_mod and as the truth that results are checked with. Queries are aligned with the last keys.
 """
 

@@ -1,6 +1,6 @@
 """Forty score functions of the kinds that FlexAttention's users publish, as formulas: what tests of tracing run.
 
-Each is made for (batch, heads, m, n) and a random generator of torch; it answers traced values and tensors alike, so a
+Each is made for (batch, heads, m, n) and a random generator of torch. It answers traced values and tensors alike, so a
 dense reference calls the same function. `tables` are the tensors whose gradients are compared.
 """
 

@@ -1,9 +1,10 @@
 """The one tolerance policy: how far a result may be from the truth.
 
-The truth is computed in float64 from the same rounded inputs. A result may be off by `c` times what the plain dense
-computation in the inputs' own dtype is off by, plus `floor` times the largest number about: a plain error may be
-nothing by luck, and in float64 it is nothing by definition. Errors are the largest absolute ones over a tensor. Test
-data are of unit order (normal variates), so the largest number about is never taken to be less than 1.
+The truth is computed in float64 from the same rounded inputs. The plain result is the dense one in the inputs' own
+dtype. A result may be off by `c` times what the plain one is off by, plus `floor` times the largest number about. A
+plain error may be nothing by luck, and in float64 it is nothing by definition. Errors are the largest absolute ones
+over a tensor. Test data are of unit order (normal variates), so the largest number about is never taken to be less than
+1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TABLE: dict[tuple[str, str], Allowed] = {
     # One number per head from all rows and keys: a plain error small by luck is likelier than among many numbers.
     **{("dsinks", dtype): Allowed(4, 64 * unit) for dtype, unit in WIDE.items()},
     # Plain rounds scores, probabilities and their gradients to 16 bits, a tiled computation at most the probabilities
-    # and its results (half a unit); the backward starts from the rounded out, which plain does not.
+    # and its results (half a unit). The backward starts from the rounded out, which plain does not.
     **{(name, dtype): Allowed(2, unit) for name in ("out", "dq", "dk", "dv") for dtype, unit in NARROW.items()},
     # Kept in float32 from sums in float32, while plain has 16 bits.
     **{("lse", dtype): Allowed(0.01, 16 * SINGLE) for dtype in NARROW},
@@ -46,7 +47,7 @@ TABLE: dict[tuple[str, str], Allowed] = {
     **{("dtable", dtype): Allowed(4, 256 * unit) for dtype, unit in WIDE.items()},
     **{("dtable", dtype): Allowed(4, 4 * unit) for dtype, unit in NARROW.items()},
     # Products whose operands tensor cores cut to 10 bits, towards zero, which plain's do not; sums in float32. Every
-    # score is too small then, and what comes of it off by up to 2.4 units (simulated, D 8 to 256, 60 to 500 tokens).
+    # score is too small then. What comes of it is off by up to 2.4 units (simulated, D 8 to 256, 60 to 500 tokens).
     **{(name, "tf32"): Allowed(4, 4 * TF32) for name in ("out", "lse", "dq", "dk", "dv", "dsinks")},
 }
 

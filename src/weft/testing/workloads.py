@@ -3,7 +3,7 @@
     WORKLOADS["causal_window_1024"].make()  ->  causal() & window(left=1023)
     WORKLOADS["causal_window_1024"].small() ->  the same at a few hundred tokens
 
-Tags: core (the dozen that every result page shows), decoder (keys of the past only), grid, decode (a few queries),
+Tags: core (the dozen that every result page shows), decoder (keys of the past only), grid, decode (a few queries). Also
 model (taken from a published model), scaling (one mask at growing lengths), quoted (others have published figures for
 it), stof, cpu (small, float32).
 """
@@ -154,8 +154,8 @@ def _core() -> Iterable[Workload]:
     yield square("document_causal", (1, 16, 128), documents, "core decoder")
 
 
-# A quarter of the bytes of each module of Python 3.11's asyncio, in alphabetical order, the last one cut so that they
-# fill 65536 tokens: lengths of real files, most of them short and a few long.
+# A quarter of the bytes of each module of Python 3.11's asyncio, in alphabetical order. The last one is cut so that
+# they fill 65536 tokens. These are lengths of real files, most of them short and a few long.
 FILES = (297, 835, 18703, 501, 2217, 661, 278, 850, 7106, 438, 601, 3553, 4753, 31, 120, 8316, 1739, 1993, 1710, 10834)
 
 

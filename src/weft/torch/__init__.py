@@ -7,7 +7,7 @@
 | `inputs` `layouts` `translate` `keywords` | checks, and other libraries' arguments |
 | `masks` `blockmask` `mask_mod` `fingerprint` `unchanged` `mask_cache` `remembered` | tensors and functions as masks |
 | `extras` `tracing` `reads` `entries` `along` `kept_places` | score functions, biases, dropout; their gradients |
-| `document_rows` `device_documents` `document_batches` `paged_documents` | packed documents, lengths on either side |
+| `document_rows` `device_documents` `document_programs` `paged_documents` | packed documents, lengths on either side |
 | `decode` `decode_operator` `paged_keys` `cached_rows` `merging` | decoding; keys in pages; parts merged by lse |
 | `bind` `launcher` `driver` `device_tables` `gpu` | launch programs bound to tensors and a stream |
 | `card` `measure` `frameworks` | the GPU at hand; kernels timed; what torch's tools ask |

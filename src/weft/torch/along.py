@@ -41,6 +41,20 @@ class Told(NamedTuple):
     wanted: tuple[bool, ...] = ()
 
 
+def as_they_are(how: Modifiers) -> Told:
+    """Score functions with the tables that a call gave."""
+    tables = tuple(x for rule in how.rules for x in rule.tables)
+    wanted = tuple(bool(w) for rule in how.rules for w in rule.wanted or (False,) * len(rule.tables))
+    forms = tuple(_form(x, False) for x in tables)
+    return Told(
+        SEPARATOR.join(written(rule.expression) for rule in how.rules), tables, forms, wanted if any(wanted) else ()
+    )
+
+
+def _form(table: torch.Tensor, along: bool) -> TableForm:
+    return TableForm(str(table.dtype)[6:], tuple(table.shape), table.stride(), along)
+
+
 class Rewritten(NamedTuple):
     """An expression some of whose reads have tables by distance.
 
@@ -71,7 +85,7 @@ def told_of(how: Modifiers, plan: AttentionPlan) -> Told:
             if read is not None and distances is not None:
                 table = _by_distance(rule, read, (plan.problem, distances, how.shift))
             tables.append(table)
-            forms.append(TableForm(str(table.dtype)[6:], tuple(table.shape), table.stride(), read is not None))
+            forms.append(_form(table, read is not None))
             wanted.append(bool(rule.wanted and rule.wanted[number]))
     return Told(SEPARATOR.join(texts), tuple(tables), tuple(forms), tuple(wanted) if any(wanted) else ())
 

@@ -18,7 +18,7 @@ import torch
 from triton import knobs
 from triton.runtime import driver as triton_driver
 
-from weft.errors import InputError, UnsupportedError
+from weft.errors import UnsupportedError
 from weft.kernels.gpu.compile import ahead
 from weft.kernels.gpu.compile.compiler import module_of, stored
 from weft.kernels.gpu.compile.source import Source
@@ -31,7 +31,6 @@ from weft.kernels.gpu.program import (
     Known,
     Launch,
     LaunchProgram,
-    Slot,
     Step,
 )
 from weft.torch import driver
@@ -88,13 +87,13 @@ class Bound:
     def _run(self, given: Tensors, scalars: tuple[int, ...]) -> list[torch.Tensor]:
         if self.gpu is None:
             return self._interpreted(given, scalars)
-        if self.plain and not _hooked():
+        if self.plain and not watched():
             return self._launched([*map(ADDRESS, given)])
         if is_capturing():
             CAPTURED.add(self)
         tensors = [*given, *self._made()]
         values = (*map(ADDRESS, tensors), *scalars, *self.constants)
-        stream, hooked = self.stream(self.gpu), _hooked()  # type: ignore[misc]
+        stream, hooked = self.stream(self.gpu), watched()  # type: ignore[misc]
         for step in self.steps:
             step(tensors, values, stream, hooked)
         return tensors[len(given) : len(given) + len(self.outputs)]
@@ -111,7 +110,7 @@ class Bound:
 
     def at_addresses(self, at: list[int]) -> list[torch.Tensor] | None:
         """The outputs of a plain program on the current GPU for memory at these addresses; None where more is to do."""
-        if self.gpu != current_gpu() or _hooked():
+        if self.gpu != current_gpu() or watched():
             return None
         return self._launched(at)
 
@@ -310,41 +309,13 @@ def _stream_of() -> Any:
     return torch._C._cuda_getCurrentRawStream
 
 
-def _hooked() -> bool:
+def watched() -> bool:
     """Whether a profiler wants to be told of launches."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
-def check_slots(bound: Bound, given: Tensors) -> None:
-    """Raise InputError, naming the slot, unless each tensor has its slot's dtype, shape and strides and the device."""
-    if len(given) != len(bound.inputs):
-        names = ", ".join(slot.name for slot in bound.inputs)
-        _refuse(bound, f"it takes {names}", f"pass {len(bound.inputs)} tensors, not {len(given)}")
-    for slot, x in zip(bound.inputs, given, strict=True):
-        wrong = _differs(slot, x, bound.device)
-        if wrong:
-            _refuse(bound, f"slot {slot.name} {wrong}", "pass a tensor like the one that the program was made for")
-
-
-def _differs(slot: Slot, x: torch.Tensor, device: torch.device) -> str:
-    dtype = str(x.dtype).removeprefix("torch.")
-    if dtype != slot.dtype:
-        return f"has dtype {slot.dtype}, the tensor {dtype}"
-    if tuple(x.shape) != slot.shape:
-        return f"has shape {slot.shape}, the tensor {tuple(x.shape)}"
-    if x.device != device:
-        return f"is on {device}, the tensor on {x.device}"
-    if x.stride() != slot.strides and x.numel():
-        return f"has strides {slot.strides}, the tensor {x.stride()}"
-    return ""
-
-
-def _refuse(bound: Bound, wrong: str, cure: str) -> None:
-    raise InputError(f"run the program {bound.program.name}", wrong, cure)
-
-
 def capturing(gpu: int | None) -> bool:
     """Whether launches go into a CUDA graph at present."""
     return gpu is not None and is_capturing()

@@ -1,13 +1,13 @@
 """Packed documents whose running sums are on a GPU: nothing of them is read on the host, forward or backward.
 
-The GPU makes the tables of its kernels from the sums at each call. So a captured graph serves other lengths at each
-replay, up to as many tokens as its tensors hold.
+The GPU makes the tables of its kernels from the sums, at each call or for all layers of a model that share them. A
+captured graph makes them itself, so it serves other lengths at each replay, up to as many tokens as its tensors hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -16,17 +16,11 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 from torch.compiler import is_compiling
 
-from weft.caching import cached, emptied_by
+from weft.caching import emptied_by
 from weft.errors import AlignmentError, InputError, UnsupportedError
+from weft.kernels.backend import choose
 from weft.kernels.gpu.documents.spec import known
-from weft.kernels.gpu.layout import Layout, Options
-from weft.kernels.gpu.programs.documents import (
-    Documents,
-    PagedKeys,
-    apart,
-    documents_backward_program,
-    documents_forward_program,
-)
+from weft.kernels.gpu.programs.documents import Documents, PagedKeys
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
@@ -35,17 +29,24 @@ from weft.planning.families.hopper import sums_of as tiling_of_sums
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime.pipeline import compiled
-from weft.torch import gpu
-from weft.torch.bind import Bound, gpu_of, refuse_capture
+from weft.torch.device_tables import is_capturing
+from weft.torch.document_programs import (
+    Call,
+    Given,
+    Recorded,
+    Rows,
+    Tables,
+    Tensors,
+    forward,
+    joinable,
+    one_row,
+)
 from weft.torch.eager import is_plain
-from weft.torch.inputs import check_choices, check_options, problem_of
-from weft.torch.operator import DERIVATIVES, refusal
+from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.paged_keys import problem_in_pages
 
 KEPT = 256  # calls
 ON_HOST = "pass cu_seqlens.cpu(), once for all layers: lengths on the host are planned"
-Tensors = tuple[Tensor, Tensor, Tensor]
-Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 
 
 class Sums(NamedTuple):
@@ -75,15 +76,6 @@ class Chosen(NamedTuple):
     deterministic: bool = True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Call:
-    """A call that was checked and planned, for all sums of so many documents."""
-
-    plan: AttentionPlan
-    documents: Documents
-    how: Modifiers
-
-
 _calls: dict[Hashable, Call] = {}
 _lock = Lock()
 
@@ -98,11 +90,13 @@ emptied_by(forget)
 
 
 def attention(
-    tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen
+    tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen, tables: Tables | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed.
+    """out (B, M, Hq, Dv) and lse (1, Hq, B * M) of packed documents.
 
-    k and v may be in pages, (pages, Hkv, page, D), without gradients.
+    tensors: q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv). The documents of all batch rows lie one after the
+    other. k and v may be in pages, (pages, Hkv, page, D), without gradients and with B = 1. tables: kept by the caller
+    for calls with the same sums, as the layers of a model have.
 
     The sums are not checked, as they are not on the host: they begin with 0, never fall and end at the tokens or
     before. Queries after the last document have out 0 and lse -inf, keys after it no gradients. Where sums are wrong,
@@ -115,15 +109,25 @@ def attention(
             "varlen_attention(block_table=...) with gradients", "keys in pages are for inference, and have no backward",
             "call it under torch.no_grad()",
         )  # fmt: skip
+    if sums.table is None and tensors[0].shape[0] > 1:
+        q, k, v = tensors
+        tensors = joinable(q), joinable(k), joinable(v)
     call = call_of(tensors, sums, pattern, rows, chosen)
-    counted = tuple(x if x.dtype == torch.int32 else x.to(torch.int32) for x in (sums.queries, sums.keys))
-    counted = tuple(x if x.is_contiguous() else x.contiguous() for x in counted)
-    if sums.table is not None:
-        counted = (*counted, sums.table)
+    of_queries = _counted(sums.queries)
+    of_keys = of_queries if sums.same else _counted(sums.keys)
+    counted = (of_queries, of_keys) if sums.table is None else (of_queries, of_keys, sums.table)
+    if tables is not None and tensors[0].is_cuda and is_capturing():  # replays may have other sums
+        tables = None
+    given = Given(counted, tables, chosen.deterministic)
     if wanted:
-        out, lse = Recorded.apply(*tensors, *rows, *counted, call, chosen.deterministic)
+        out, lse = Recorded.apply(*tensors, *rows, call, given)
         return out, lse
-    return _forward(call, tensors, rows, counted)
+    return forward(call, tensors, rows, given)
+
+
+def _counted(sums: Tensor) -> Tensor:
+    """As kernels read them."""
+    return sums.to(torch.int32).contiguous() if sums.dtype != torch.int32 or not sums.is_contiguous() else sums
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -163,6 +167,7 @@ def _check_plain(tensors: tuple[Any, ...]) -> None:
 
 
 def _check(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> None:
+    sums_of((sums.queries, sums.keys), sums.same, sums.most, tensors)
     options = {"scale": chosen.scale, "softcap": chosen.softcap, "sinks": rows[0], "alibi_slopes": rows[1]}
     check_options(tensors[0], options)
     check_choices(chosen.backend, None)
@@ -201,12 +206,12 @@ def paged_keys(tensors: Tensors, table: Tensor) -> PagedKeys:
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
 def call_of(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> Call:
-    """The call of checked tensors (1, H, T, D), planned when it is first asked for."""
+    """The call of plain tensors, checked and planned when it is first asked for."""
     q, k, v = tensors
     paged = None if sums.table is None else paged_keys(tensors, sums.table)
     key = (
         pattern, sums.documents,  # by value: it may be written anew at each call
-        sums.same, sums.most, paged, chosen, tuple(map(type, chosen)),
+        sums.queries.device, sums.same, sums.most, paged, chosen, tuple(map(type, chosen)),
         *((x.shape, x.dtype, x.device) for x in (q, k, v)),
         *(x is not None and (x.shape, x.dtype, x.device, x.requires_grad) for x in rows),
     )  # fmt: skip
@@ -218,9 +223,12 @@ def call_of(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: 
         return call
     _check(tensors, sums, pattern, rows, chosen)
     if paged is None:
-        problem = problem_of(q, k, v)
+        flat = one_row(q), one_row(k), one_row(v)
+        check_tensors(*flat)
+        problem = problem_of(*flat)
     else:
         problem = problem_in_pages((q, k, v), paged.room)
+    choose(chosen.backend, problem)
     scale = problem.d**-0.5 if chosen.scale is None else chosen.scale
     plan, documents = _planned(pattern, problem, sums, chosen.backend)
     call = Call(plan, replace(documents, paged=paged), Modifiers(scale, chosen.softcap))
@@ -247,68 +255,3 @@ def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tu
         groups = groups if groups is not None and has_row_bounds(groups) else None
         added = tiling_of_sums(problem) if plan.in_one is not None and plan.sums_by_groups else None
     return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups, sums=added)
-
-
-# ---- calls -----------------------------------------------------------------------------------------------------------
-def _forward(
-    call: Call, tensors: Tensors, rows: Rows, counted: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    layout = gpu.layout_of(tensors, sinks=rows[0], slopes=rows[1])
-    bound = bound_forward(call, layout, gpu.options_of(call.how, call.plan), tensors[0].device)
-    out, lse = bound((*tensors, *(x for x in rows if x is not None), *counted))
-    return out, lse
-
-
-@cached(256)
-def bound_forward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
-    """The program of (out, lse) on a device."""
-    refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
-    return Bound(documents_forward_program(call.plan, layout, options, call.documents), device)
-
-
-@cached(64)
-def bound_apart(
-    call: Call, layout: Layout, options: Options, device: torch.device, backward: bool
-) -> tuple[Bound, Bound]:  # fmt: skip
-    """The programs that make tables, and that are given them: see `programs.documents.apart`."""
-    refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
-    made = documents_backward_program if backward else documents_forward_program
-    tables, rest = apart(made(call.plan, layout, options, call.documents))
-    return Bound(tables, device), Bound(rest, device)
-
-
-@cached(256)
-def bound_backward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
-    """The program of (dq, dk, dv), and delta where it is asked for."""
-    refuse_capture(f"gradients of documents of {call.plan.problem}", gpu_of(device))
-    return Bound(documents_backward_program(call.plan, layout, options, call.documents), device)
-
-
-class Recorded(torch.autograd.Function):
-    """A call with its gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, sinks, slopes, *counted, ctx.call, ctx.deterministic = args
-        out, lse = _forward(ctx.call, (q, k, v), (sinks, slopes), tuple(counted))
-        # lse has the sinks in it: they are read again for their own gradient alone
-        ctx.save_for_backward(q, k, v, out, lse, sinks if ctx.needs_input_grad[3] else None, slopes, *counted)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise refusal("double backward", *DERIVATIVES)
-        q, k, v, out, lse, sinks, slopes, *counted = ctx.saved_tensors
-        dout, dlse = given
-        if dout is None and dlse is None:
-            return (None,) * 9
-        dout = torch.zeros_like(out) if dout is None else dout
-        tensors, rows = (q, k, v, out, dout), {"lse": lse, "dlse": dlse, "slopes": slopes}
-        options = gpu.options_of(ctx.call.how, ctx.call.plan)
-        options = options._replace(with_delta=sinks is not None, deterministic=ctx.deterministic)
-        bound = bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
-        dq, dk, dv, *delta = bound((*tensors, *(x for x in rows.values() if x is not None), *counted))
-        dsinks = None if sinks is None else gpu.sink_gradient(sinks, lse, delta[0])
-        return dq, dk, dv, dsinks, None, None, None, None, None

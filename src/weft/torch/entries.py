@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from weft.kernels.cpu.rules import Applied, Rule
 from weft.kernels.gpu.layout import Options
 from weft.kernels.gpu.score.slots import number_of
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.components import Components
 from weft.score.reads import Kind, Read, reads_of
 from weft.score.value import composed
 from weft.torch.kept_places import kept, leaves_of
@@ -23,10 +26,10 @@ Tokens = tuple[torch.Tensor, torch.Tensor]  # of queries and of keys
 
 
 def gradients_of_tables(
-    options: Options, tables: tuple[torch.Tensor, ...], sums: Mapping[str, torch.Tensor], queries: int
+    options: Options, tables: tuple[torch.Tensor, ...], sums: Mapping[str, torch.Tensor], plan: AttentionPlan
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradient of each table, None of one that is not wanted. sums: by slots, see
-    `weft.kernels.gpu.score.slots.entries_of`. queries: how many.
+    `weft.kernels.gpu.score.slots.entries_of` and `weft.kernels.gpu.programs.components`.
     """
     if not options.wanted:
         return (None,) * len(tables)
@@ -40,14 +43,16 @@ def gradients_of_tables(
         read = reads_of(rule.expression)[number]
         into = found[read.table]
         assert into is not None, "sums are of tables that are wanted"
-        if name.startswith("offsets"):
+        if name.startswith("tiles"):
+            _bring_tiles(into, rule, read, total, plan.components, options.shift)
+        elif name.startswith("offsets"):
             tokens = partial(_of_offsets, tuple(total.shape[2:]))
             _bring(into, rule, read, total.flatten(2), tokens, options.shift)
         elif read.kind in ("dense", "pairs", "offsets"):
             into.add_(total.view(into.shape))
         else:
             whole = total.sum(2) if name.startswith("programs") else total
-            _bring(into, rule, read, whole, partial(_indices, read.kind, whole.shape[2], queries), options.shift)
+            _bring(into, rule, read, whole, partial(_indices, read.kind, whole.shape[2], plan.problem.m), options.shift)
     return tuple(None if x is None else x.to(table.dtype) for x, table in zip(found, tables, strict=True))
 
 
@@ -71,6 +76,60 @@ def _bring(
     into.view(-1).index_put_((places.reshape(-1),), part.reshape(-1), accumulate=True)
 
 
+# ---- sums of the pairs of tiles --------------------------------------------------------------------------------------
+class Gathered(NamedTuple):
+    """Sums by entries. order: places of sums (heads, tiles, pairs), those of one entry side by side. lengths: how many
+    each entry has. entries: where these lie in the table.
+    """
+
+    order: torch.Tensor
+    lengths: torch.Tensor
+    entries: torch.Tensor
+
+
+def _bring_tiles(
+    into: torch.Tensor, rule: Rule, read: Read, total: torch.Tensor, tiles: Components | str, shift: int
+) -> None:  # fmt: skip
+    """into += sums (parts, heads, tiles, SIZE, SIZE) of pairs; each entry is summed in one order."""
+    assert isinstance(tiles, Components), "or there are no such sums"
+
+    heads = total.shape[1]
+    if "read" in leaves_of(rule.expression, read.step):  # which entries these are, a table says
+        places = _of_pairs(into, rule, read, tiles, (heads, shift))
+        part = total.sum(0).view(heads, -1).sum_to_size(places.shape[1:])
+        into.view(-1).index_put_((places.reshape(-1),), part.reshape(-1), accumulate=True)
+        return
+    shapes = tuple(tuple(x.shape) for x in rule.tables)
+    key = rule.expression, read, shapes, heads, into.stride(), tiles, shift
+    found = kept(key, total.device, lambda: _gathered(into, rule, read, tiles, (heads, shift)))
+    values = total.sum(0).reshape(-1)[found.order]
+    sums = torch.segment_reduce(values, "sum", lengths=found.lengths, unsafe=True)
+    into.view(-1).index_add_(0, found.entries, sums)
+
+
+def _gathered(
+    into: torch.Tensor, rule: Rule, read: Read, tiles: Components, asked: tuple[int, int]
+) -> Gathered:  # fmt: skip
+    """Made on the host, which knows how many live pairs there are. asked: heads, and what alignment adds to queries."""
+    here, heads = torch.empty_like(into, device="cpu"), asked[0]
+    places = _of_pairs(here, rule, read, tiles, asked)[0].expand(heads, tiles.live.size).reshape(-1)
+    sums = torch.from_numpy(np.flatnonzero(np.broadcast_to(tiles.live.reshape(1, -1), (heads, tiles.live.size))))
+    ordered, order = torch.sort(places[sums], stable=True)
+    entries, lengths = torch.unique_consecutive(ordered, return_counts=True)
+    return Gathered(*(x.to(into.device) for x in (sums[order], lengths, entries)))
+
+
+def _of_pairs(
+    into: torch.Tensor, rule: Rule, read: Read, tiles: Components, asked: tuple[int, int]
+) -> torch.Tensor:  # fmt: skip
+    """Places of the entries of all pairs of tiles (1, heads or 1, pairs), live or not."""
+    shape, device = tiles.live.shape, into.device
+    q, k = (torch.from_numpy(np.maximum(x, 0)).to(device) for x in (tiles.queries, tiles.keys))
+    q, k = q[:, :, None].expand(shape).flatten(), k[:, None, :].expand(shape).flatten()
+    return _places(into, rule, read, _where(into.new_empty((1, asked[0])), q, k, asked[1]))
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
 def _places(into: torch.Tensor, rule: Rule, read: Read, where: dict[str, torch.Tensor]) -> torch.Tensor:
     """Where the entries lie that sums (B, Hq, n) are added to; of axes that they do not depend on there is 1."""
     applied, device = Applied.to(rule, where), into.device

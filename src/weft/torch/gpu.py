@@ -14,6 +14,7 @@ import torch
 
 from weft.caching import cached
 from weft.errors import UnsupportedKernel, WeftError
+from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import overlaps
 from weft.kernels.gpu.layout import Layout, Options, TableForm, Vector, rows_like
 from weft.kernels.gpu.program import row_major
@@ -26,7 +27,7 @@ from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan
 from weft.score.text import SEPARATOR, written
-from weft.torch.along import told_of
+from weft.torch.along import Told, as_they_are, told_of
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.card import card_of
 from weft.torch.device_tables import is_capturing
@@ -49,9 +50,8 @@ def forward(
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     rows = [x for x in (sinks, slopes) if x is not None]
-    told = told_of(how, plan)
-    layout = layout_of(qkv, sinks=sinks, slopes=slopes)._replace(tables=told.forms)
-    bound = bound_forward(plan, layout, options_of(how, plan)._replace(score=told.score), qkv[0].device)
+    layout, options, told = _told(plan, how, layout_of(qkv, sinks=sinks, slopes=slopes), options_of(how, plan))
+    bound = bound_forward(plan, layout, options._replace(wanted=()), qkv[0].device)
     out, lse = bound((*qkv, *rows, *told.tables, *seed_of(how)))
     return out, lse
 
@@ -71,10 +71,9 @@ def backward(
     """
     out, dout, lse, dlse = rows
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
-    tensors, told = (*saved, out, dout), told_of(how, plan)
-    layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)._replace(tables=told.forms)
-    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta)
-    options = options._replace(score=told.score, wanted=told.wanted)
+    tensors, options = (*saved, out, dout), options_of(how, plan)
+    options = options._replace(deterministic=deterministic, with_delta=with_delta)
+    layout, options, told = _told(plan, how, layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes), options)
     bound = bound_backward(plan, layout, options, dout.device)
     dq, dk, dv, *rest = bound(
         (*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *told.tables, *seed_of(how))
@@ -83,7 +82,16 @@ def backward(
     found = dict(zip(names, rest, strict=True))
     sums = {name: x for name, x in found.items() if number_of(name) is not None}
     own = options_of(how, plan)._replace(wanted=wanted_of(how))
-    return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(own, tables_of(how), sums, plan.problem.m)
+    return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(own, tables_of(how), sums, plan)
+
+
+def _told(plan: AttentionPlan, how: Modifiers, layout: Layout, options: Options) -> tuple[Layout, Options, Told]:
+    """Layout and options with score functions as the kernels are told of them that the call takes."""
+    told = as_they_are(how)
+    whole = layout._replace(tables=told.forms), options._replace(wanted=told.wanted)
+    if how.rules and not select.by_components(plan, *whole):
+        told = told_of(how, plan)
+    return layout._replace(tables=told.forms), options._replace(score=told.score, wanted=told.wanted), told
 
 
 def ready_forward(

@@ -7,24 +7,28 @@ makes it wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 
 from weft.score.expression import Expression, Ref
 from weft.torch.device_tables import is_capturing
 
-KEPT: dict[Hashable, torch.Tensor] = {}
+Places = TypeVar("Places", bound=torch.Tensor | tuple[torch.Tensor, ...])
+KEPT: dict[Hashable, Any] = {}
 LIMIT = 64  # of these
 PLACE = frozenset(("b", "h", "q", "k", "shift"))
 
 
-def kept(key: Hashable, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def kept(key: Hashable, device: torch.device, make: Callable[[], Places]) -> Places:
     """What `make` gave for a key before; a tensor of the capture of a graph is not kept."""
     key = (key, device)
     if key in KEPT:
-        return KEPT[key]
+        known: Places = KEPT[key]
+        return known
     found = make()
-    if type(found) is torch.Tensor and not (device.type == "cuda" and is_capturing()):
+    every = (found,) if isinstance(found, torch.Tensor) else found
+    if all(type(x) is torch.Tensor for x in every) and not (device.type == "cuda" and is_capturing()):
         if len(KEPT) >= LIMIT:
             KEPT.clear()
         KEPT[key] = found

@@ -62,8 +62,7 @@ def _by_device(asked: varlen.Asked, caches: Tensors, table: Tensor, options: dic
     scale, softcap, sinks, slopes = (options.get(name) for name in ("scale", "softcap", "sinks", "alibi_slopes"))
     chosen = device_documents.Chosen(scale, softcap, backend)
     out, lse = device_documents.attention(caches, sums._replace(table=table), asked.mask, (sinks, slopes), chosen)
-    out, lse = out[0].transpose(0, 1), lse[0].transpose(0, 1)
-    return (out, lse) if options["return_lse"] else out
+    return (out[0], lse[0].transpose(0, 1)) if options["return_lse"] else out[0]
 
 
 # ---- on the CPU ------------------------------------------------------------------------------------------------------

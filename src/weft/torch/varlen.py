@@ -138,8 +138,9 @@ def _by_device(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], options: di
     out, lse = device_documents.attention(view.tensors, sums, asked.mask, (sinks, slopes), chosen)
     if extra is not None:
         more = attend((view.tensors[0], *extra), FULL, (None, None), (scale, softcap, 0, chosen.backend, None), True)
-        out, lse = merge([out, more[0]], [lse, more[1]])
-    return (view.back(out), view.back(lse)) if options["return_lse"] else view.back(out)
+        out, lse = merge([out.transpose(1, 2), more[0]], [lse, more[1]])
+        out = out.transpose(1, 2)
+    return (out[0], view.back(lse)) if options["return_lse"] else out[0]
 
 
 def _in_pages(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], table: Tensor, options: dict[str, Any]) -> Any:

@@ -57,7 +57,7 @@ def replaced(function: Any, swap: Swap) -> Any:
     """The function, reading what `swap` makes of the arrays that it captured.
 
     Looks into closures, defaults, globals it names, partials and attributes of callable objects, and into the functions
-    found there; what it changes, it changes in a copy.
+    found there. What it changes, it changes in a copy.
     """
     return _replaced(function, _Walk(swap))
 

@@ -18,8 +18,8 @@ ATTENTION, CEILING, PLAN = "attention", "ceiling", "plan"
 class Prepared:
     """run(q, k, v) -> out in the peer's layout; of a ceiling or a plan: run() -> anything.
 
-    plan_ms: what had to be made for this mask before the first call, as its users make it, once everything is compiled;
-    none for a plan, which is that. work: (operations, bytes) of a ceiling's call.
+    plan_ms: what had to be made for this mask before the first call, as its users make it, once everything is compiled.
+    A plan has none, as it is that. work: (operations, bytes) of a ceiling's call.
     """
 
     run: Callable[..., Any]

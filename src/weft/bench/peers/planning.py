@@ -1,5 +1,5 @@
 """What a pattern costs before any kernel runs: rows, tiles and transposed tiles, for the backend that "auto" takes on
-the device, from empty caches; and on a GPU the tables that its kernels read.
+the device, from empty caches. On a GPU also the tables that its kernels read.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class Seen:
 def picture(
     transformer: Any, grid: Sequence[int], text: int = 0, step: int | None = None, path: str | Path | None = None
 ) -> str:
-    """For each run of layers with one rule: its pattern, the share of pairs that are live, and what the token in the
-    middle of the video sees, frame by frame.
+    """For each run of layers with one rule its pattern, and the share of pairs that are live. Then what the token in
+    the middle of the video sees, frame by frame.
 
     grid: (frames, rows, columns) of video tokens. text: text tokens beside them. step: of denoising; as set if None.
     path: also a figure, in a file that ends in .svg or .png. Example::

@@ -33,15 +33,15 @@ def flex_attention(  # noqa: PLR0913 - FlexAttention's signature
 ) -> Any:  # fmt: skip
     """torch.nn.attention.flex_attention.flex_attention, computed by weft.attention, with gradients on the CPU too.
 
-    - query (B, Hq, L, E), key (B, Hkv, S, E), value (B, Hkv, S, Ev); a batch of 1 key row serves all rows of a mask.
+    - query (B, Hq, L, E), key (B, Hkv, S, E), value (B, Hkv, S, Ev). A batch of 1 key row serves all rows of a mask.
     - score_mod: a function of (score, b, h, q_idx, kv_idx), traced once while its code and captured values are the
       same; gradients flow to captured tensors. block_mask: weft's, or torch's. scale: E ** -0.5 if None.
     - enable_gqa: must be True where Hq is a multiple of Hkv. kernel_options: checked, and without effect.
     - return_aux: AuxRequest(lse=True); max_scores is refused. return_lse: deprecated, as in torch.
 
     Returns out (B, Hq, L, Ev), with return_lse (out, lse), with return_aux (out, AuxOutput). A row without keys gives 0
-    and an lse of -inf. Raises ValueError for shapes, devices and masks that do not fit, NotImplementedError for what
-    weft does not serve, OptionError (a ValueError) for a score_mod that cannot be traced. Example::
+    and an lse of -inf. Raises ValueError for shapes, devices and masks that do not fit, and NotImplementedError for
+    what weft does not serve. Raises OptionError (a ValueError) for a score_mod that cannot be traced. Example::
 
         out = flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score - (i - j).abs(), block_mask=mask)
     """

@@ -1,6 +1,6 @@
 """What runs while Dynamo traces flex_attention: a function's graph becomes an expression or a pattern.
 
-Dynamo reads the function as it does for torch's own flex_attention: tensors that it captures, and what is made of them
+Dynamo reads the function as it does for torch's own flex_attention. Tensors that it captures, and what is made of them
 alone, are inputs of the graph. So they are guarded, and have gradients, like any others. Its classes are private;
 tests/integrations/flex holds them against the versions of torch that weft is tested with.
 """

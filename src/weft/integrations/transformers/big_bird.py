@@ -8,6 +8,7 @@ from math import log
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
@@ -34,16 +35,22 @@ class SparseBigBirdAttention(BigBirdBlockSparseAttention):
         *blocked: Any, seed: int | None = None, **plan: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         """(out (B, S, H, D), None) of q, k, v (B, H, S, D); masks are 1 for tokens, and 0 for padding."""
-        length, block = q.shape[2], self.block_size
-        drawn = self._random_blocks(length, seed)
-        pattern, repeated, times = _pattern(block, length // block, drawn)
-        tokens = unpadded(to_mask.reshape(-1, length) > 0, 0, length)
-        out, lse = attention(q, k, v, pattern if tokens is None else pattern & tokens, return_lse=True)
-        if repeated is not None:
-            again = repeated if tokens is None else repeated & tokens
+        pattern, again, times = self._patterns(to_mask.reshape(-1, q.shape[2]) > 0, seed)
+        out, lse = attention(q, k, v, pattern, return_lse=True)
+        if again is not None:
             more, more_lse = attention(q, k, v, again, return_lse=True)
             out, _ = merge([out, more], [lse, more_lse + log(times)])
         return (out * from_mask).transpose(1, 2), None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # numpy draws, and Dynamo would trace it
+    def _patterns(self, kept: Tensor, seed: int | None) -> tuple[Pattern, Pattern | None, int]:
+        """As `_pattern`, without padding. kept (B, S): whether a token is none."""
+        length, block = kept.shape[1], self.block_size
+        pattern, again, times = _pattern(block, length // block, self._random_blocks(length, seed))
+        tokens = unpadded(kept, 0, length)
+        if tokens is None:
+            return pattern, again, times
+        return pattern & tokens, None if again is None else again & tokens, times
 
     def _random_blocks(self, length: int, seed: int | None) -> Blocks:
         """As transformers draws them, by its own functions."""

@@ -56,7 +56,7 @@ def _checked(asked: Any, argument: str) -> Any:
 
 @cache
 def past_interface(kind: Any) -> str | None:
-    """A class of attention in the module of a model; None if its source names the interface, and takes masks that are a
+    """A class of attention in the module of a model. None if its source names the interface, and takes masks that are a
     BlockMask, as weft's are.
     """
     try:

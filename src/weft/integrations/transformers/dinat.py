@@ -18,8 +18,8 @@ class SparseNeighborhoodAttention(NeighborhoodAttention):
     def forward(self, hidden_states: Tensor, output_attentions: bool | None = False) -> tuple[Tensor]:
         """hidden_states (B, height, width, E) -> ((B, height, width, E),).
 
-        Raises UnsupportedError where weights are asked for, which are never made, and PatternError for an image that
-        is smaller than a neighbourhood; transformers pads images before.
+        Raises UnsupportedError where weights are asked for, which are never made, and PatternError for an image that is
+        smaller than a neighbourhood. The library pads images before.
         """
         if output_attentions:
             raise UnsupportedError(

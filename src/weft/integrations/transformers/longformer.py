@@ -69,10 +69,13 @@ class SparseLongformerSelfAttention(LongformerSelfAttention):
         return out.index_put(where, torch.cat(found))
 
 
+# Patterns are made outside of a graph that Dynamo traces, since numpy makes them.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _tokens(chosen: Tensor) -> Rows:
     return tuple(tuple(np.flatnonzero(row).tolist()) for row in chosen.detach().cpu().numpy())
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @cached(256)
 def _pattern(side: int, dead: Rows, special: Rows) -> Pattern:
     """The window and the global tokens, without padding."""
@@ -85,6 +88,7 @@ def _pattern(side: int, dead: Rows, special: Rows) -> Pattern:
     return rows[0] if len(set(rows)) == 1 else weft.per_batch(rows)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @cached(256)
 def _unpadded(dead: tuple[int, ...]) -> Pattern:
     return ~weft.global_tokens(list(dead), rows=False) if dead else weft.full()

@@ -16,10 +16,12 @@ import weft
 from weft.caching import cached
 from weft.integrations.transformers.reading import Seen, leaves
 from weft.pattern.algebra import Pattern
+from weft.torch.call import autocast
 from weft.torch.eager import is_plain, is_watched
 from weft.torch.varlen import varlen_attention
 
 FEWEST = 16  # documents and tokens that shapes are made for; beyond, the next power of two
+OPTIONS = {"scale": None, "softcap": None, "backend": "auto"}
 Limits = tuple[tuple[int | None, int | None], ...]
 
 
@@ -40,14 +42,21 @@ class Packed(NamedTuple):
     def attend(self, tensors: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None = None, **options: Any) -> Any:
         """(B, N, Hq, Dv), as `weft.attention` of q (B, Hq, N, D), k and v under `whole()` transposed."""
         if sinks is None and self.sums.is_cuda:
-            from weft.torch import document_batches  # it imports Triton
-
-            packing = document_batches.Packing(self.sums, self.longest, self.seen, self.tables, **options)
-            return document_batches.attention(*tensors, packing)
+            return self._at_once(tensors, **options)
         batch, _, tokens, _ = tensors[0].shape
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in tensors)
         given: dict[str, Any] = {**options, "sinks": sinks, "max_seqlen_q": self.longest, "max_seqlen_k": self.longest}
         return varlen_attention(q, k, v, self.sums, None, self.seen, **given).unflatten(0, (batch, tokens))
+
+    def _at_once(self, tensors: tuple[Tensor, Tensor, Tensor], **options: Any) -> Tensor:
+        """By kernels that read batch rows as they lie, and share tables with other layers."""
+        from weft.torch import device_documents  # it imports Triton
+
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        chosen = device_documents.Chosen(**OPTIONS | options, deterministic=deterministic)
+        sums = device_documents.Sums(self.sums, self.sums, True, (self.longest, self.longest))
+        out, _ = device_documents.attention(autocast(*tensors), sums, self.seen, (None, None), chosen, self.tables)
+        return out
 
 
 def serves(tensors: tuple[Tensor, Tensor, Tensor]) -> bool:

@@ -19,11 +19,11 @@ def set_pattern(model: torch.nn.Module, pattern: Any, layers: Iterable[int] | No
 
     model: of transformers, with a decoder or an encoder; it is set to attn_implementation="weft". pattern: a pattern on
     tokens of the whole sequence, for each head alike or by weft.per_head; None takes it away. layers: their numbers,
-    all if None. The pattern is kept as text in `model.config`, so that save_pretrained and from_pretrained keep it; a
+    all if None. The pattern is kept as text in `model.config`, so that save_pretrained and from_pretrained keep it. A
     model that is loaded takes it up under attn_implementation="weft", after `register()`.
 
-    Raises InputError for what is no pattern, OptionError for layers that are not there, UnsupportedError for a model
-    whose attention does not go through transformers' attention interface. Example::
+    Raises InputError for what is no pattern, OptionError for layers that are not there. Raises UnsupportedError for a
+    model whose attention does not go through transformers' attention interface. Example::
 
         set_pattern(model, weft.causal() & weft.window(left=1023), layers=range(0, 32, 2))
     """

@@ -1,6 +1,6 @@
 """A mask function of transformers read by calling it with objects that stand for its indices.
 
-This is what `weft.recognize` does, in so few operations that torch.compile can trace it: there recognition cannot run,
+This is what `weft.recognize` does, in so few operations that torch.compile can trace it. There recognition cannot run,
 and the tensors that a function reads are known when the graph runs alone. It knows the operations of
 `transformers.masking_utils`, and gives up on others.
 """

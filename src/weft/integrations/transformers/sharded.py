@@ -31,7 +31,7 @@ def shard(
     the first layer on a rank has its own tokens alone, and it returns their hidden states or logits.
 
     - group: a ProcessGroup, None: the default one; or mesh and dim: a DeviceMesh and one of its dimensions.
-    - shards: "contiguous", "zigzag", or for each rank the ranges [(first, after), ...] that it holds; all layers have
+    - shards: "contiguous", "zigzag", or for each rank the ranges [(first, after), ...] that it holds. All layers have
       this one layout, and each its own strategy, see `weft.distributed.plan`.
 
     Returns `Ranks`. Raises OptionError for other shards, UnsupportedError for a model that is not of weft's attention,

@@ -65,7 +65,7 @@ _planned = cached(256)(plan_attention)
 
 class Rows(NamedTuple):
     """What a call brings beside q, k and v: sinks and slopes (Hq,), the halves of a seed (2,), and tables that score
-    functions read; None where there is none.
+    functions read. None where there is none.
     """
 
     sinks: Array | None = None
@@ -137,11 +137,11 @@ def _backward(call: Call, tensors: Arrays, rows: Arrays) -> list[Array]:
         sinks, lse = rows["sinks"].astype(jnp.float32)[None, :, None], tensors["lse"]
         share = jnp.where(lse == -jnp.inf, 0.0, jnp.exp(jnp.minimum(sinks - lse, 0.0)))  # lse is rounded
         found.append(-(share * made["delta"]).sum(2))
-    return found + gradients_of_tables(options, _tables(rows), made, call.problem.m)
+    return found + gradients_of_tables(options, _tables(rows), made, call.plan)
 
 
 def _operator(call: Call, program: Callable[[Call, Arrays, Arrays], list[Array]]) -> Callable[..., Any]:
-    """A program as a function of arrays that jax.vmap maps by more batch rows; where anything depends on batch rows, or
+    """A program as a function of arrays that jax.vmap maps by more batch rows. Where anything depends on batch rows, or
     vectors and tables are mapped, one element follows the other.
     """
 

@@ -1,7 +1,7 @@
 """A LaunchProgram bound to JAX: every launch is a custom call, fills and conversions are XLA's own operations.
 
 An array stands for a slot in the order of its memory: row-major, axes sorted by stride. A slot that a launch writes for
-the first time is a result of its call; one that has a value already goes in and comes out in the same memory.
+the first time is a result of its call. One that has a value already goes in and comes out in the same memory.
 """
 
 from __future__ import annotations

@@ -6,21 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from weft.errors import UnsupportedError
 from weft.jax.rules import indices_of
 from weft.kernels.gpu.layout import Options
 from weft.kernels.gpu.score.slots import number_of
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.components import Components
 from weft.score.reads import Read, reads_of
 from weft.score.value import composed
 
 
 def gradients_of_tables(
-    options: Options, tables: Sequence[Array], made: Mapping[str, Array], queries: int
+    options: Options, tables: Sequence[Array], made: Mapping[str, Array], plan: AttentionPlan
 ) -> list[Array]:
     """The gradient of each table that is wanted. made: outputs of a program, of which entries_0, ... are sums, see
-    `weft.kernels.gpu.score.slots.entries_of`. queries: how many. Raises UnsupportedError where the same bits are asked.
+    `weft.kernels.gpu.score.slots.entries_of` and `weft.kernels.gpu.programs.components`. Raises UnsupportedError where
+    the same bits are asked.
     """
     if not any(options.wanted):
         return []
@@ -38,13 +42,16 @@ def gradients_of_tables(
         read = reads_of(composed(options.score))[number]
         into = found[read.table]
         assert into is not None, "sums are of tables that are wanted"
-        if name.startswith("offsets"):
+        if name.startswith("tiles"):
+            assert isinstance(plan.components, Components), "or there are no such sums"
+            where, sums = _of_tiles(total, plan.components, options.shift), total.sum(0).reshape(1, total.shape[1], -1)
+        elif name.startswith("offsets"):
             where, sums = _of_offsets(total, options.shift), total.reshape(*total.shape[:2], -1)
         elif read.kind in ("dense", "pairs", "offsets"):
             found[read.table] = into + total.reshape(into.shape)
             continue
         else:
-            where, sums = _where(read, total, queries, options.shift), total
+            where, sums = _where(read, total, plan.problem.m, options.shift), total
         places = indices_of(options.score, read.step, where, tables)
         found[read.table] = _brought(into, sums, tuple(map(jnp.asarray, places)))
     return [x.astype(table.dtype) for x, table in zip(found, tables, strict=True) if x is not None]
@@ -68,6 +75,13 @@ def _where(read: Read, total: Array, queries: int, shift: int) -> dict[str, Any]
     else:  # k - q rises from 1 - queries on
         q, k = jnp.maximum(queries - 1 - at, 0), jnp.maximum(at - (queries - 1), 0)
     return _at(total, q, k, shift)
+
+
+def _of_tiles(total: Array, tiles: Components, shift: int) -> dict[str, Any]:
+    """The same for sums (parts, Hq, tiles, SIZE, SIZE) of pairs. Those that are not live are 0."""
+    q, k = np.broadcast_arrays(tiles.queries[:, :, None], tiles.keys[:, None, :])
+    q, k = (jnp.asarray(np.maximum(x, 0).reshape(-1), jnp.int32) for x in (q, k))
+    return _at(total.sum(0)[None], q, k, shift)
 
 
 def _of_offsets(total: Array, shift: int) -> dict[str, Any]:

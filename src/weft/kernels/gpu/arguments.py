@@ -117,8 +117,8 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "sparse_keys":
         return tuple(x for x in walk_names(OF_SPARSE) if x != ADDED_BOX), (ADDED_BOX,)
-    if spec.groups and spec.of_keys and spec.with_dq:
-        return walk_names(OF_KEYS), walk_names(OF_SUMS)
+    if spec.groups and spec.of_keys and (spec.with_dq or spec.makes != "both"):
+        return walk_names(OF_KEYS), walk_names(OF_SUMS) if spec.with_dq else ()
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

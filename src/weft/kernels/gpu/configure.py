@@ -40,8 +40,8 @@ def _registers(spec: KernelSpec, wave: Wave, tiling: Tiling) -> int:
 
 
 def _crowds_shared(spec: KernelSpec) -> bool:
-    """Whether score functions take shared memory: Triton brings there what wide kernels read of tables, as it does
-    tiles; and sums of pairs take room, along diagonals little.
+    """Whether score functions take shared memory. Triton brings there what wide kernels read of tables, as it does
+    tiles. Sums of pairs take room too, those along diagonals little.
     """
     assert spec.rules is not None
     read = [one for one in spec.rules.tables if not (spec.direct and one.along)]

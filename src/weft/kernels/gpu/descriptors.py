@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.kernels.gpu.hopper.config import config_of
+from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.spec import SHORT_DTYPES, KernelSpec
 from weft.planning.problem import Problem
-from weft.planning.tma import TmaExtent
+from weft.planning.tma import Extent, GridExtent
 
 KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
 VALUES = ("V", "Out", "DOut", "DV")  # as wide as values are
@@ -29,7 +30,10 @@ OF_SUMS = (("DQ", 1),)
 
 @dataclass(frozen=True)
 class Box:
-    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, dim, in elements."""
+    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, dim, in elements.
+
+    Of a grid of two axes these are places and lanes. Of three, batch rows and heads are one axis.
+    """
 
     name: str
     tensor: str
@@ -38,7 +42,7 @@ class Box:
 
 
 def boxes(
-    which: Which, names: Sequence[str], found: Sequence[TmaExtent], problem: Problem,
+    which: Which, names: Sequence[str], found: Sequence[Extent], problem: Problem,
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
     """names: of the descriptors. found: what each side's reach. strides: batch, head, token, dim, in elements."""
@@ -46,8 +50,15 @@ def boxes(
     for (tensor, side), name in zip(which, names, strict=True):
         reach, (batch, head, token, _) = found[side], strides[tensor]
         heads = problem.kv_heads if tensor in KEYS else problem.q_heads
-        place, lane = reach.first
         width = problem.dv if tensor in VALUES else problem.d
+        if isinstance(reach, GridExtent):
+            tokens = tuple(token * step for step in row_major(reach.shape))
+            one_axis = len(reach.shape) > 2
+            sizes = (problem.batch * heads,) if one_axis else (problem.batch, heads)
+            steps = (head if heads > 1 else batch,) if one_axis else (batch, head)
+            made.append(Box(name, tensor, (*sizes, *reach.shape, width), (*steps, *tokens, 1)))
+            continue
+        place, lane = reach.first
         shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, width)
         made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
@@ -68,14 +79,16 @@ def box_kind(name: str, spec: KernelSpec) -> str:
     them: what lies beyond the tensor's reads as zeros.
     """
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
-    if spec.with_dq and tensor == "DQ":  # half of the dims of a tile
-        return _box_kind("float32", [1, 1, config.columns, 1, config.width // 2])
-    if spec.of_keys:
-        places = config.consumers * config.rows if tensor in KEYS else config.columns
+    walked = (tensor in KEYS) != spec.of_keys
+    if spec.boxes:
+        box = config.tile_box if walked else config.box if spec.of_keys else config.own_box
+        sides = [*[1] * (4 - len(box)), *box]
     else:
-        places = config.columns if tensor in KEYS else config.rows
-    shape: Any = [1, 1, places, 1, config.width_v if tensor in VALUES else config.width]
-    return _box_kind(spec.dtype, shape)
+        places = config.columns if walked else config.rows * (config.consumers if spec.of_keys else 1)
+        sides = [1, 1, places, 1]
+    if spec.with_dq and tensor == "DQ":  # half of the dims of a tile
+        return _box_kind("float32", [*sides, config.width // 2])
+    return _box_kind(spec.dtype, [*sides, config.width_v if tensor in VALUES else config.width])
 
 
 def _box_kind(dtype: str, shape: Any) -> str:

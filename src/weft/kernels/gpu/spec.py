@@ -68,6 +68,7 @@ class KernelSpec(Strided):
     terms: int = 1  # in one loop
     more: bool = False  # one term, and in the same loop one run of full tiles of others after its own
     whole: bool = False  # every column of a box on a grid exists
+    boxes: tuple[tuple[int, ...], ...] = ()  # of queries and of keys, where a Hopper kernel walks a grid
     grouped: bool = False  # query heads share keys, so "dkdv" walks several of them
     split: bool = False  # several items add to the same rows, in no fixed order
     with_dq: bool = False  # "dkdv" adds to dQ too, in float32, from the zeros that "delta" leaves
@@ -117,6 +118,7 @@ class KernelSpec(Strided):
         tile = f"rows_{self.rows}" if self.direction == "delta" else f"{where}_{self.rows}x{self.cols}"
         options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups)
         options += "".join(f"_{flag}" for flag in FLAGS if getattr(self, flag))
+        options += "".join(f"_box_{'x'.join(map(str, box))}" for box in self.boxes)
         options += ("" if self.boxed else "_unboxed") + f"_pages_{self.paged}" * bool(self.paged)
         options += "" if self.rules is None else f"_score_{self.rules.digest}"
         made = "" if self.makes == "both" else f"_{self.makes}"

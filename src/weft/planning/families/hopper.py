@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from weft.planning.affine_bounds import as_lines
 from weft.planning.families.base import Pass, Tiled, Way
 from weft.planning.features import on_hopper
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.tiles import LoopNest
+from weft.planning.tiles import LoopNest, TilePlan
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.tiling.gpu import FAR, more_run
-from weft.planning.tma import extents
+from weft.planning.tma import extents, grid_extents
 from weft.planning.work import Work, slots_of, works
 from weft.target import Gpu
 
@@ -23,18 +24,21 @@ CONFIGS: dict[Direction, Tiling] = {
     "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
 }
 WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
+WIDEST = Tiling(128, 64, 8, 2, 168, False, 2)  # and at D=256, where nothing is timed: its rates follow those of D=128
 # Of lists of whole blocks, at D=128: all gradients in one walk, and the forward. Two programs are side by side.
 LISTED, LISTED_FORWARD = Tiling(64, 64, 4, 1, 128, True, 1), Tiling(64, 64, 4, 2, 128, False, 1)
 LISTS = (LISTED, LISTED_FORWARD)
+AS_TILES = 0.57  # block_list_64 on an H200: 1.374 ms predicted, 2.415 ms taken
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
-    (range(64, 65), "float16", CONFIGS["forward"]),
     (range(65, 128), "bfloat16", WIDE),
-    (range(65, 129), "float16", WIDE),
-    (range(128, 129), "bfloat16", LISTED_FORWARD),
+    (range(65, 128), "float16", WIDE),
+    (range(129, 256), "bfloat16", WIDEST),
+    (range(129, 256), "float16", WIDEST),
 )
-CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
+APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dV and of dK at D=256, each in a launch of its own
+CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
@@ -70,7 +74,11 @@ def no_sums(asked: Pass) -> str:
         return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
-    nest = line_of(asked, tiling) if asked.rank == 1 else None
+    if asked.rank > 1:
+        if tiling != SUMMED or problem.dtype != "bfloat16":
+            return f"its kernels of grids are for D={WIDE_AT} in bfloat16"
+        return _no_boxes(asked, asked.planned(tiling))
+    nest = line_of(asked, tiling)
     if nest is None or len(nest.parts) > 1:
         return "it is not one loop nest of one term on a line, of tokens as they come"
     if tiling == SUMMED_NARROW and as_lines(nest) is None:
@@ -79,13 +87,15 @@ def no_sums(asked: Pass) -> str:
 
 
 def no_list(asked: Pass) -> str:
-    """Why all gradients cannot come of one walk over lists of whole blocks; "" where they can."""
-    problem, plan = asked.problem, asked.planned(LISTED)
-    if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (WIDE_AT,) * 2 or DTYPES[problem.dtype] != 2:
-        return f"its kernel is for D={WIDE_AT} in 16 bits on Hopper"
-    if len(asked.rows) > 1 or plan.blocks is None or plan.nests:
-        return "heads differ" if len(asked.rows) > 1 else "it is no list of blocks alone"
-    whole = (plan.acsr.remainder.bit_index < 0).all() and not (problem.m % LISTED.cols or problem.n % LISTED.rows)
+    """Why lists of whole blocks are not walked by warp groups; "" where they are."""
+    problem, (acsr, _) = asked.problem, asked.rows[0]
+    if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (WIDE_AT,) * 2 or problem.dtype != "bfloat16":
+        return f"its kernels of lists are for D={WIDE_AT} in bfloat16 on Hopper"
+    if len(asked.rows) > 1:
+        return "heads differ"
+    if acsr.terms or not acsr.remainder.rows.size:
+        return "it is no list of blocks alone"
+    whole = (acsr.remainder.bit_index < 0).all() and not (problem.m % LISTED.cols or problem.n % LISTED.rows)
     return "" if whole else "some blocks are not whole"
 
 
@@ -98,36 +108,67 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
     config = config_of(asked.direction, asked.problem, asked.gpu)
     if named is not None and named in of_names(asked.direction, asked.problem, asked.gpu):
         config = named
-    if config == LISTED_FORWARD:
-        return no_list(asked)
+    if named in (None, LISTED_FORWARD) and asked.direction == "forward" and not no_list(asked):
+        return ""
     if config is None:
         return _no_kernel(asked.direction, asked.problem, asked.gpu)
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
+    if asked.rank > 1:
+        return _no_grid(asked, config)
     nest = line_of(asked, config)
     if nest is None:
         return "it is not one loop nest of lines with one clipped bound a side, of tokens as they come"
     if len(nest.parts) > MOST_TERMS[asked.direction] or more_run(nest) is not None:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
-    if asked.direction == "forward" and extents(nest) is None:
-        return "descriptors would reach keys that no query sees"
-    return _no_order(_counted(asked, config), has_row_bounds(config))
+    if (asked.direction == "forward" or has_row_bounds(config)) and extents(nest) is None:
+        return "descriptors would reach tokens that nobody sees"
+    counted = _counted(asked, config)
+    return _no_order(counted, has_row_bounds(config)) or ("" if named is not None else _uneven(counted, config))
+
+
+def _no_grid(asked: Pass, config: Tiling) -> str:
+    """Why there is no kernel for a grid; "" where there is."""
+    if asked.direction != "forward" or not has_row_bounds(config) or asked.problem.dtype != "bfloat16":
+        # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
+        return f"its kernels of grids are forwards at D={WIDE_AT} in bfloat16"
+    return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
+
+
+def _no_boxes(asked: Pass, plan: TilePlan) -> str:
+    """Why descriptors do not reach the boxes of a plan on a grid; "" where they do."""
+    if len(plan.nests) != 1 or plan.blocks is not None or len(plan.nests[0].parts) > 1:
+        return "it is not one loop nest of one term"
+    if grid_extents(plan.nests[0]) is None:
+        return "its tokens are not one grid as it comes, or boxes would reach what nobody sees"
+    if asked.rank > 2 and asked.problem.group > 1:
+        return "descriptors of three axes have one for batch rows and heads, and heads share keys"
+    return ""
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
-    """The one of the direction. At D=64 only where programs are about as long as each other, since blocks are exchanged
-    at wide heads alone (`tables.tile_scheduler`).
-    """
+    """The one of the direction."""
     config = config_of(asked.direction, asked.problem, asked.gpu)
+    if asked.direction == "forward" and not no_list(asked):
+        config = LISTED_FORWARD
     assert config is not None, "reasons_against comes before"
-    (work,) = _counted(asked, config)
-    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
-        yield asked.alike(config).ways
+    yield asked.alike(config).ways
 
 
 def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
     """What a configuration is predicted to take."""
-    return Tiled(asked, config)
+    return OfLists(asked, config) if config[0][0] == LISTED_FORWARD else Tiled(asked, config)
+
+
+@dataclass(frozen=True, eq=False)
+class OfLists(Tiled):
+    """A forward of a list. Tiles of lists are predicted by the rates of several terms, and took 1 / AS_TILES of that
+    where both were timed. So this is weighed as they are.
+    """
+
+    @property
+    def compared(self) -> float:
+        return AS_TILES * self.seconds
 
 
 # ---- what decides ----------------------------------------------------------------------------------------------------
@@ -135,7 +176,8 @@ def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     if _no_kernel(direction, problem, gpu):
         return None
-    return WIDE if max(problem.d, problem.dv) > CONFIGS_AT else CONFIGS[direction]
+    widest = APART if direction == "dkdv" else WIDEST
+    return {CONFIGS_AT: CONFIGS[direction], WIDE_AT: WIDE, WIDEST_AT: widest}[problem.d]
 
 
 def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
@@ -151,7 +193,7 @@ def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration that kernels of one direction are offered beside: of dQ, which has none, the forward's."""
     config = config_of("forward" if direction == "dq" else direction, problem, gpu)
-    return None if direction == "dq" and config == WIDE else config
+    return None if direction == "dq" and config != CONFIGS["forward"] else config
 
 
 def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
@@ -160,13 +202,13 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
         return "there is no such kernel of dQ alone"
     if not on_hopper(gpu):
         return f"{gpu.name} is no Hopper card"
-    if (problem.d, problem.dv) not in ((CONFIGS_AT,) * 2, (WIDE_AT,) * 2):
-        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT}"
+    if problem.d != problem.dv or problem.d not in (CONFIGS_AT, WIDE_AT, WIDEST_AT):
+        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT} and {WIDEST_AT}"
     if direction == "dkdv" and problem.d == WIDE_AT:
-        return f"its kernels of dK and dV are for D={CONFIGS_AT}"
-    if DTYPES[problem.dtype] != 2 or (direction == "forward" and problem.dtype != "bfloat16"):
+        return f"its kernels of dK and dV are for D={CONFIGS_AT} and {WIDEST_AT}"
+    if DTYPES[problem.dtype] != 2:
         return f"its kernels are not for {problem.dtype}"
-    return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
+    return "heads share keys" if direction == "dkdv" and problem.d == CONFIGS_AT and problem.group > 1 else ""
 
 
 def line_of(asked: Pass, config: Tiling) -> LoopNest | None:
@@ -185,6 +227,16 @@ def line_of(asked: Pass, config: Tiling) -> LoopNest | None:
 
 def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
     return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
+
+
+def _uneven(counted: tuple[Work, ...], config: Tiling) -> str:
+    """Why programs would end at different times. Blocks are sorted by length at wide heads alone, where tables hold the
+    bounds of rows (`tables.tile_scheduler`).
+    """
+    (work,) = counted
+    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
+        return ""
+    return f"its longest program has more than {EVEN} times the mean of tiles, and blocks are not sorted by length"
 
 
 def _no_order(counted: tuple[Work, ...], row_bounds: bool) -> str:

@@ -82,7 +82,7 @@ def offered(asked: Pass) -> tuple[Tiling, ...]:
     beside, groups = hopper.beside(direction, problem, gpu), hopper.config_of(direction, problem, gpu)
     if asked.terms == "listed" or len(asked.rows) > 1 or beside is None:
         return found
-    if groups is not None and hopper.has_row_bounds(groups) and not hopper.reasons_against(asked):
+    if groups == hopper.WIDE and not hopper.reasons_against(asked):
         return found[:1]
     if direction != "dkdv" and _of_tables(asked, groups or found[0]):
         return found[:1]

@@ -28,6 +28,8 @@ from weft.target import Gpu
 
 # Coordinates that a box of keys on a grid has on all axes together, at most: kernels mask it by a product over them.
 PLACES = 16
+# Coordinates on its last axis, at least, where warp groups mask it by words (`hopper.ops.grids`).
+LAST = 8
 FAR = 1 << 30  # beyond every coordinate: kernels compute these in 32 bits
 
 
@@ -80,7 +82,7 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[LoopNest, int]:
     terms, lanes, rank = counted.terms, counted.lanes, counted.terms[0].rank
     best: tuple[int, tuple[int, ...], list[tuple[int, ...]]] | None = None
     for box in _boxes(tiling.rows, tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
-        keys = [counted.best_keys(i, box, tiling.cols) for i in range(len(terms))]
+        keys = [counted.best_keys(i, box, tiling) for i in range(len(terms))]
         total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
         if best is None or total < best[0]:
             best = total, box, keys
@@ -122,9 +124,10 @@ class _Counted:
         key = (term, axis, rows)
         return (self.runs.get(key) or self.plan(*key, cols)).steps(cols)
 
-    def best_keys(self, term: int, box: tuple[int, ...], cols: int) -> tuple[int, ...]:
-        """The box of `cols` keys that needs the fewest tiles."""
-        found = [(self.tiles(term, box, keys), keys) for keys in _key_boxes(cols, self.terms[term].k.shape)]
+    def best_keys(self, term: int, box: tuple[int, ...], tiling: Tiling) -> tuple[int, ...]:
+        """The box of keys that needs the fewest tiles."""
+        boxes = _key_boxes(tiling.cols, self.terms[term].k.shape, bool(tiling.groups))
+        found = [(self.tiles(term, box, keys), keys) for keys in boxes]
         return min(found, key=lambda one: one[0])[1]
 
     def tiles(self, term: int, box: tuple[int, ...], keys: tuple[int, ...]) -> int:
@@ -158,11 +161,12 @@ def _sides(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=256)
-def _key_boxes(size: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Boxes of keys, of PLACES coordinates at most."""
+def _key_boxes(size: int, shape: tuple[int, ...], groups: bool) -> tuple[tuple[int, ...], ...]:
+    """Boxes of keys that kernels mask: of PLACES coordinates at most, or by warp groups with LAST on the last axis."""
     if len(shape) == 1:
         return ((size,),)
-    fitting, others = (tuple(x for x in _boxes(size, one) if sum(x) <= PLACES) for one in (shape, (size,) * len(shape)))
+    every = (_boxes(size, one) for one in (shape, (size,) * len(shape)))
+    fitting, others = (tuple(x for x in one if (x[-1] >= LAST if groups else sum(x) <= PLACES)) for one in every)
     return fitting or others
 
 

@@ -6,22 +6,22 @@ copied, and a peer touches only the rows that it adds to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.distributed.local import Part, local_of
-from weft.distributed.plan import Plan
+from weft.distributed.local import Part, local_of, pieces_of
 from weft.torch.distributed import moved
-from weft.torch.distributed.exchange import Peers, Pending, Rows, Sent, added, rows_first, taken, unpacked
-from weft.torch.distributed.ranks import EVERY, Rank, Result, gathered, merged_into, rows_of, scattered
-from weft.torch.distributed.scores import with_tables
+from weft.torch.distributed.exchange import Pending
+from weft.torch.distributed.lists import Edge, lists_of
+from weft.torch.distributed.ranks import Rank, Result
+from weft.torch.distributed.rows import added, merged_into, take, taken
+from weft.torch.distributed.scores import of_heads, with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -39,57 +39,122 @@ class _Layer(torch.autograd.Function):
     def forward(ctx: Any, at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tables: Tensor) -> Result:
         ctx.at, ctx.wanted = at, sinks is not None and ctx.needs_input_grad[4]
         ctx.set_materialize_grads(False)
-        work, moves = _Work(at, (q, k, v)), moved.are_any(at.plan)
-        pending = work.send()
-        main, whole = work.local.main, None
-        if isinstance(main.keys, str):
-            whole = at.attend((q, k, v), main, sinks)
-        came = work.unpacked(pending.arrived())
-        partial = moved.partial(at, (q, k, v), came) if moves else []
-        back = moved.send(at, q, partial) if moves else None
-        if whole is None:
-            whole = at.attend((q, *work.keys(came)), main, sinks)
-        for part in work.local.edges:
-            rows = rows_of(part, q.device)
-            merged_into(whole, rows, [(EVERY, at.attend((taken(q, rows), *work.received(part, came)), part))])
-        arrived = [] if back is None else moved.merge(at, whole, back)
-        kept = [x for pair in (*partial, *arrived) for x in pair]
-        ctx.save_for_backward(q, k, v, sinks, *whole, pending.buffer, *tables, *kept)
+        pieces = _pieces(at, (q, k, v))
+        sent = [work.send() for work, _ in pieces]
+        made = [_attended(work, pair, _of(sinks, heads)) for (work, heads), pair in zip(pieces, sent, strict=True)]
+        whole = _joined([out for (out, _), _ in made]), _joined([lse for (_, lse), _ in made])
+        kept = [x for _, kept in made for x in kept]
+        rows = None if sent[0][1] is None else sent[0][1].buffer
+        buffers = [keys.buffer for keys, _ in sent]
+        ctx.save_for_backward(q, k, v, sinks, *whole, rows, *buffers, *tables, *kept)
         return whole
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
-        q, k, v, sinks, out, lse, buffer, *kept = ctx.saved_tensors
-        at, kept = _with_tables(ctx.at, kept)
-        work, results, grads = _Work(at, (q, k, v)), (out, lse), (dout, dlse)
-        flat = torch.zeros_like(buffer)
-        came, back = work.unpacked(buffer), work.unpacked(flat)
-        pairs = list(zip(kept[::2], kept[1::2], strict=True))
-        partial, arrived = pairs[: at.plan.ranks], pairs[at.plan.ranks :]
-        pending = moved.send_gradients(at, results, grads, arrived) if arrived else None
-        of_rows = [work.of_edge(part, results, grads, (came, back)) for part in work.local.edges]
-        of_keys = [] if pending is None else moved.of_asked(at, (q, k, v), partial, pending, (came, back))
-        main = work.local.main
-        if isinstance(main.keys, str):
-            home = work.send_back(flat)  # on its way while the rank's own keys are computed
-            dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, results, grads, (sinks, ctx.wanted))
-        else:
-            given = q, *work.keys(came)
-            dq, *of_all, dsinks, of_tables = at.gradients(given, main, results, grads, (sinks, ctx.wanted))
-            dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-            for i, (grad, own) in enumerate(zip(of_all, (dk, dv), strict=True)):
-                scattered(grad, main, [own, *(peer[i] for peer in back)])
-            home = work.send_back(flat)
-        for rows, grad, _ in of_rows:
-            added(dq, rows, grad)
-        for more in of_keys:
-            dk, dv = dk + more[0], dv + more[1]
-        work.add((dq, dk, dv), home)
-        dtables = _summed([of_tables, *(x[2] for x in of_rows), *(x[2] for x in of_keys)], ctx.needs_input_grad[5:])
-        return None, dq, dk, dv, dsinks, *dtables
+        q, k, v, sinks, out, lse, rows, *kept = ctx.saved_tensors
+        count = pieces_of(ctx.at.plan)
+        at, rest = _with_tables(ctx.at, kept[count:])
+        made = []
+        for (work, heads), buffer in zip(_pieces(at, (q, k, v)), kept[:count], strict=True):
+            results, grads = (_of(out, heads), _of(lse, heads)), (_of(dout, heads), _of(dlse, heads))
+            saved = _Saved(results, grads, (_of(sinks, heads), ctx.wanted), (buffer, rows), rest)
+            made.append(_gradients(work, saved))
+        # what comes home is added when all is computed
+        dq, dk, dv = (_joined(list(x)) for x in zip(*(finish() for _, _, finish in made), strict=True))
+        dsinks = torch.cat([x for x, _, _ in made]) if ctx.wanted else None
+        every = [x for _, some, _ in made for x in some if x is not None]
+        return None, dq, dk, dv, dsinks, *_summed(every, ctx.needs_input_grad[5:])
 
 
+# ---- a piece: some heads ---------------------------------------------------------------------------------------------
+class _Saved(NamedTuple):
+    """Of some heads: (out, lse) and their gradients; sinks, and whether their gradient is wanted; keys with values and
+    queries that came; what `moved` kept.
+    """
+
+    results: Result
+    grads: tuple[Tensor | None, Tensor | None]
+    sinks: tuple[Tensor | None, bool]
+    came: tuple[Tensor, Tensor | None]
+    kept: Sequence[Tensor]
+
+
+def _pieces(at: Rank, tensors: Three) -> list[tuple[_Work, slice]]:
+    """The heads in the groups that travel alone: while one's keys are on their way, others are computed."""
+    count, (q, k, v) = pieces_of(at.plan), tensors
+    if count == 1:
+        return [(_Work(at, tensors), slice(None))]
+    found = []
+    for n in range(count):
+        of_q, of_k = (slice(x.shape[1] * n // count, x.shape[1] * (n + 1) // count) for x in (q, k))
+        score = None if at.score is None else of_heads(at.score, of_q.start)
+        one = replace(at, score=score, head=at.head + of_q.start)
+        found.append((_Work(one, (q[:, of_q], k[:, of_k], v[:, of_k])), of_q))
+    return found
+
+
+def _of(x: Tensor | None, heads: slice) -> Any:
+    """Some heads of (B, H, ...), or of sinks (H,)."""
+    return x if x is None else x[heads] if x.ndim == 1 else x[:, heads]
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def _attended(work: _Work, sent: tuple[Pending, Pending | None], sinks: Tensor | None) -> tuple[Result, list[Tensor]]:
+    """((out, lse), what the backward needs of moved rows)."""
+    at, (q, k, v), (keys, queries) = work.at, work.tensors, sent
+    main = local_of(at.plan, at.rank).main
+    whole = at.attend((q, k, v), main, sinks) if isinstance(main.keys, str) else None
+    partial = [] if queries is None else moved.partial(at, work.queries(queries.arrived()), (k, v))
+    back = None if queries is None else moved.send(at, q, partial)
+    came = work.halves(keys.arrived())
+    if whole is None:
+        whole = at.attend((q, *work.all_keys(came)), main, sinks)
+    for part, edge in work.edges():
+        given = taken(q, edge.rows), *(taken(x, edge.keys) for x in came)
+        merged_into(whole, edge.rows, at.attend(given, part))
+    arrived = [] if back is None else moved.merge(at, whole, back)
+    return whole, [x for pair in (*partial, *arrived) for x in pair]
+
+
+def _gradients(work: _Work, saved: _Saved) -> tuple[Tensor | None, list[Any], Callable[[], Three]]:
+    """(dsinks, dtables of each part, what adds what comes home and returns dq, dk and dv)."""
+    at, (q, k, v), (buffer, rows), pair = work.at, work.tensors, saved.came, (saved.results, saved.grads)
+    main = local_of(at.plan, at.rank).main
+    flat = torch.empty_like(buffer) if work.lists.covered else torch.zeros_like(buffer)
+    came, back = work.halves(buffer), work.halves(flat)
+    # exchanges have one order on all ranks, whatever each of them computes meanwhile
+    pending = None if rows is None else moved.send_gradients(at, *pair, saved.kept)
+    of_rows = [work.of_edge(*each, pair, (came, back)) for each in work.edges()]
+    of_asked = [] if pending is None else moved.of_asked(at, work.queries(rows), (k, v), saved.kept, pending)
+    of_queries = work.send_queries_back([x[0] for x in of_asked]) if of_asked else None
+    if isinstance(main.keys, str):
+        home = work.send_back(flat)  # on its way while the rank's own keys are computed
+        dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, *pair, saved.sinks)
+    else:
+        dq, *of_all, dsinks, of_tables = at.gradients((q, *work.all_keys(came)), main, *pair, saved.sinks)
+        dk, dv = work.own(of_all, flat)
+        home = work.send_back(flat)
+
+    def finish() -> Three:
+        for edge, grad, _ in of_rows:
+            added(dq, edge.rows, grad)
+        for more in of_asked:
+            for grad, part in zip((dk, dv), more[1:3], strict=True):
+                if part is not None:
+                    grad.add_(part)
+        if of_queries is not None:
+            work.add_queries(dq, of_queries)
+        work.add((dk, dv), home)
+        return dq, dk, dv
+
+    return dsinks, [of_tables, *(x[2] for x in of_rows), *(x[3] for x in of_asked)], finish
+
+
+# ---- score functions' tables -----------------------------------------------------------------------------------------
 def _with_tables(at: Rank, kept: Sequence[Tensor]) -> tuple[Rank, Sequence[Tensor]]:
     """(the rank with the tables that were saved, what was saved behind them)."""
     if at.score is None:
@@ -104,83 +169,98 @@ def _summed(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor | None]
 
 
 class _Work:
-    """A rank's tensors and what travels of them."""
+    """A rank's tensors and what travels of them. A token's keys and values travel as one row (B, Hkv, D + Dv)."""
 
     def __init__(self, at: Rank, tensors: Three) -> None:
         self.at, self.tensors = at, tensors
-        self.local = local_of(at.plan, at.rank)
-        self.of_keys, self.of_queries = _rows(at.plan, at.rank, tensors[0].device)
+        self.lists = lists_of(at.plan, at.rank, tensors[0].device)
+        q, k, v = tensors
+        self.of_key, self.of_query = prod(k.shape[:2]) * (k.shape[3] + v.shape[3]), prod(q.shape[:2]) * q.shape[3]
 
-    def send(self) -> Pending:
-        """Keys, values and moved queries on their way to each peer."""
-        q, k, v = self.tensors
-        shapes = self._sent()
-        flat = k.new_empty(sum(prod(shape) for peer in shapes for shape in peer))
-        blocks = unpacked(flat, shapes)
-        for i, (of, x) in enumerate(((self.of_keys, k), (self.of_keys, v), (self.of_queries, q))):
-            of.write(x, [peer[i] for peer in blocks])
-        return Pending(flat, shapes, self._received(), self.at.group)
+    # ---- what travels
+    def send(self) -> tuple[Pending, Pending | None]:
+        """Keys with values, and moved queries where there are any, on their way to each peer."""
+        (q, k, v), lists = self.tensors, self.lists
+        flat = k.new_empty(sum(lists.keys.to) * self.of_key)
+        for x, rows in zip((k, v), self.halves(flat), strict=True):
+            take(rows, (x,), lists.keys.rows)
+        keys = self._pending(flat, self.of_key, lists.keys.to, lists.keys.of)
+        if not moved.are_any(self.at.plan):
+            return keys, None
+        flat = q.new_empty(sum(lists.queries.to) * self.of_query)
+        take(self.rows(flat, q), (q,), lists.queries.rows)
+        return keys, self._pending(flat, self.of_query, lists.queries.to, lists.queries.of)
 
     def send_back(self, flat: Tensor) -> Pending:
-        """Gradients of what came on their way to where it came from."""
-        return Pending(flat, self._received(), self._sent(), self.at.group)
+        """Gradients of keys and values that came, on their way to where these came from."""
+        return self._pending(flat, self.of_key, self.lists.keys.of, self.lists.keys.to)
 
-    def _sent(self) -> list[list[torch.Size]]:
-        """Shapes of the keys, values and moved queries that go to each peer."""
-        q, k, v = self.tensors
-        counts = zip(self.of_keys.counts, self.of_keys.counts, self.of_queries.counts, strict=True)
-        return [[rows_first(x, n) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
+    def send_queries_back(self, grads: Sequence[Tensor]) -> Pending:
+        """Gradients of queries that came from each peer, on their way to where these came from."""
+        flat = torch.cat([x.permute(2, 0, 1, 3).flatten() for x in grads])
+        return self._pending(flat, self.of_query, self.lists.queries.of, self.lists.queries.to)
 
-    def _received(self) -> list[list[torch.Size]]:
-        """Shapes of the keys, values and moved queries that come from each peer."""
-        (q, k, v), plan, rank = self.tensors, self.at.plan, self.at.rank
-        counts = [
-            (len(halo), len(halo), len(rows)) for halo, rows in zip(plan.halo[rank], plan.asked[rank], strict=True)
-        ]
-        return [[rows_first(x, n) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
+    def _pending(self, flat: Tensor, width: int, to: Sequence[int], of: Sequence[int]) -> Pending:
+        return Pending(flat, [n * width for n in to], [n * width for n in of], self.at.group)
 
-    def unpacked(self, flat: Tensor) -> list[list[Tensor]]:
-        """By peer keys, values and moved queries (B, H, rows, D)."""
-        return [[x.permute(1, 2, 0, 3) for x in peer] for peer in unpacked(flat, self._received())]
+    def rows(self, flat: Tensor, like: Tensor) -> Tensor:
+        """Rows that travel as (B, H, rows, D)."""
+        shape = *like.shape[:2], like.shape[3]
+        return flat.view(flat.numel() // prod(shape), *shape).permute(1, 2, 0, 3)
 
-    def keys(self, came: Peers) -> tuple[Tensor, Tensor]:
-        """All keys and values of the main part: the rank's own and those that came."""
-        (_, k, v), main = self.tensors, self.local.main
-        return gathered([k, *(peer[0] for peer in came)], main), gathered([v, *(peer[1] for peer in came)], main)
+    def halves(self, flat: Tensor) -> Sequence[Tensor]:
+        """Of keys and values that travel the keys (B, Hkv, rows, D) and the values (B, Hkv, rows, Dv)."""
+        _, k, v = self.tensors
+        rows = flat.view(flat.numel() // self.of_key, *k.shape[:2], k.shape[3] + v.shape[3]).permute(1, 2, 0, 3)
+        return rows.split((k.shape[3], v.shape[3]), dim=3)
 
-    def received(self, part: Part, came: Peers) -> tuple[Tensor, Tensor]:
-        """Keys and values of an edge, which came all."""
-        own = self.tensors[1].shape[2]
-        return gathered([peer[0] for peer in came], part, own), gathered([peer[1] for peer in came], part, own)
+    def queries(self, flat: Tensor) -> Sequence[Tensor]:
+        """By peer the queries that came (B, Hq, rows, D)."""
+        return self.rows(flat, self.tensors[0]).split(self.lists.queries.of, dim=2)
+
+    # ---- parts
+    def edges(self) -> Iterator[tuple[Part, Edge]]:
+        """The parts of received keys, with their lists."""
+        return zip(local_of(self.at.plan, self.at.rank).edges, self.lists.edges, strict=True)
+
+    def all_keys(self, came: Sequence[Tensor]) -> list[Tensor]:
+        """Keys and values of the main part: the rank's own and those that came."""
+        assert self.lists.main is not None
+        places, found = self.lists.main.keys, []
+        for x, y in zip(self.tensors[1:], came, strict=True):
+            found.append(x.new_empty((*x.shape[:2], len(places.into), x.shape[3])))
+            take(found[-1], (x, y), places)
+        return found
 
     def of_edge(
-        self, part: Part, results: Result, grads: tuple[Tensor | None, Tensor | None], peers: tuple[Peers, Peers]
-    ) -> tuple[Rows, Tensor, Any]:  # fmt: skip
-        """(rows, their dq, dtables) of received keys. peers: what came, and where its gradients are added."""
-        (q, k, _), (came, back) = self.tensors, peers
-        rows = rows_of(part, q.device)
-        given = taken(q, rows), *self.received(part, came)
-        some = taken(results[0], rows), taken(results[1], rows)
-        both = [None if x is None else taken(x, rows) for x in grads]
-        dq, dk, dv, _, dtables = self.at.gradients(given, part, some, both)
-        for i, grad in enumerate((dk, dv)):
-            scattered(grad, part, [peer[i] for peer in back], behind=k.shape[2])
-        return rows, dq, dtables
+        self, part: Part, edge: Edge, results: tuple[Result, Any], halves: tuple[Sequence[Tensor], Sequence[Tensor]]
+    ) -> tuple[Edge, Tensor, Any]:  # fmt: skip
+        """(edge, dq of its rows, dtables). results: (out, lse) and their gradients; halves: keys and values that came,
+        and where their gradients are written.
+        """
+        q, (came, back) = self.tensors[0], halves
+        given = taken(q, edge.rows), *(taken(x, edge.keys) for x in came)
+        some, both = ([None if x is None else taken(x, edge.rows) for x in pair] for pair in results)
+        dq, *of_keys, _, dtables = self.at.gradients(given, part, (some[0], some[1]), both)
+        for rows, grad in zip(back, of_keys, strict=True):
+            take(rows, (grad,), edge.back)
+        return edge, dq, dtables
 
-    def add(self, grads: Three, home: Pending) -> None:
-        """Add what comes back to gradients of q, k, v."""
-        dq, dk, dv = grads
-        of_k, of_v, of_q = zip(*unpacked(home.arrived(), home.shapes), strict=True)
-        self.of_keys.add(dk, of_k)
-        self.of_keys.add(dv, of_v)
-        self.of_queries.add(dq, of_q)
+    def own(self, grads: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
+        """Gradients of the rank's own keys and values, of those of the main part; those of others go into flat."""
+        assert self.lists.main is not None
+        found = []
+        for x, grad, rows in zip(self.tensors[1:], grads, self.halves(flat), strict=True):
+            found.append(torch.empty_like(x))
+            take(found[-1], (grad,), self.lists.main.own)
+            take(rows, (grad,), self.lists.main.came)
+        return found
 
+    def add(self, grads: Sequence[Tensor], home: Pending) -> None:
+        """Add what comes back to gradients of keys and values."""
+        for grad, rows in zip(grads, self.halves(home.arrived()), strict=True):
+            take(grad, (rows,), self.lists.keys.home, adds=True)
 
-@lru_cache(maxsize=256)
-def _rows(plan: Plan, rank: int, device: torch.device) -> tuple[Sent, Sent]:
-    """(places of the keys, places of the queries) that a rank sends to each peer."""
-    held = plan.shards.tokens[rank]
-    keys, queries = (
-        Sent.of([held.places(side[p][rank]) for p in range(plan.ranks)], device) for side in (plan.halo, plan.asked)
-    )
-    return keys, queries
+    def add_queries(self, dq: Tensor, home: Pending) -> None:
+        """Add what comes back to gradients of queries."""
+        take(dq, (self.rows(home.arrived(), dq),), self.lists.queries.home, adds=True)

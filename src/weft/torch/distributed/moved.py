@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import weft
 from weft.distributed.local import local_of
 from weft.distributed.plan import Plan
-from weft.torch.distributed.exchange import Peers, Pending, sent, taken, tensor_of, unpacked
-from weft.torch.distributed.ranks import Rank, Result, merged_into
+from weft.torch.distributed.exchange import Pending, Shapes, sent, unpacked
+from weft.torch.distributed.ranks import Rank, Result
+from weft.torch.distributed.rows import tensor_of
 
-Both = tuple[Pending, Pending]
+Both = tuple[tuple[Pending, Shapes], tuple[Pending, Shapes]]
 
 
 def are_any(plan: Plan) -> bool:
@@ -26,13 +28,12 @@ def are_any(plan: Plan) -> bool:
     return any(map(len, plan.moved))
 
 
-def partial(at: Rank, tensors: tuple[Tensor, Tensor, Tensor], came: Peers) -> list[Result]:
+def partial(at: Rank, came: Sequence[Tensor], keys: tuple[Tensor, Tensor]) -> list[Result]:
     """(out, lse) of each peer's rows over this rank's keys, without sinks: who merges them adds these once."""
-    q, k, v = tensors
     asked = local_of(at.plan, at.rank).asked
-    nothing = _nothing(q, v.shape[3])
+    nothing = _nothing(came[0], keys[1].shape[3])
     each = enumerate(zip(came, asked, strict=True))
-    return [nothing if part is None else at.attend((rows[2], k, v), part, peer=p) for p, (rows, part) in each]
+    return [nothing if part is None else at.attend((rows, *keys), part, peer=p) for p, (rows, part) in each]
 
 
 def send(at: Rank, q: Tensor, made: Sequence[Result]) -> Both:
@@ -41,23 +42,32 @@ def send(at: Rank, q: Tensor, made: Sequence[Result]) -> Both:
 
 
 def merge(at: Rank, whole: Result, back: Both) -> list[Result]:
-    """Merge what came of this rank's rows into (out, lse), all at once; returns it by peer."""
+    """Merge what came of this rank's rows into (out, lse), all at once in float32; returns it by peer."""
     came = _arrived(back)
     rows, places = _moved(at.plan, at.rank, whole[0].device)
-    more = [(among, result) for among, result in zip(places, came, strict=True) if among is not None]
-    if more:
-        merged_into(whole, rows, more)
+    if rows.numel():
+        low = whole[1].index_select(2, rows)
+        outs, lses = [whole[0].index_select(2, rows)], [low]
+        for among, (out, lse) in zip(places, came, strict=True):
+            if among is not None:
+                outs.append(torch.zeros_like(outs[0]).index_copy_(2, among, out))
+                lses.append(torch.full_like(low, float("-inf")).index_copy_(2, among, lse))
+        for x, merged in zip(whole, weft.merge(outs, lses), strict=True):
+            x.index_copy_(2, rows, merged)
     return came
 
 
 def send_gradients(
-    at: Rank, results: Result, grads: tuple[Tensor | None, Tensor | None], arrived: Sequence[Result]
+    at: Rank, results: Result, grads: tuple[Tensor | None, Tensor | None], kept: Sequence[Tensor]
 ) -> Both:
-    """Gradients of what each peer computed of this rank's rows, on their way there: those of `merge`."""
+    """Gradients of what each peer computed of this rank's rows, on their way there. kept: of `partial` and of `merge`,
+    one after the other.
+    """
+    arrived = _pairs(kept)[at.plan.ranks :]
     rows, places = _moved(at.plan, at.rank, results[0].device)
-    out, lse = (taken(x, rows) for x in results)
-    dout = torch.zeros_like(out) if grads[0] is None else taken(grads[0], rows)
-    dlse = torch.zeros_like(lse) if grads[1] is None else taken(grads[1], rows)
+    out, lse = (x.index_select(2, rows) for x in results)
+    dout = torch.zeros_like(out) if grads[0] is None else grads[0].index_select(2, rows)
+    dlse = torch.zeros_like(lse) if grads[1] is None else grads[1].index_select(2, rows)
     made = []
     for among, (theirs, low) in zip(places, arrived, strict=True):
         if among is None:
@@ -72,18 +82,22 @@ def send_gradients(
 
 
 def of_asked(
-    at: Rank, tensors: tuple[Tensor, Tensor, Tensor], made: Sequence[Result], pending: Both,
-    peers: tuple[Peers, Peers],
-) -> list[tuple[Tensor, Tensor, Any]]:  # fmt: skip
-    """(dk, dv, dtables) by each peer's rows over this rank's keys; the rows' own gradients are added to `peers[1]`."""
-    (_, k, v), (came, back), found = tensors, peers, []
-    each = zip(local_of(at.plan, at.rank).asked, made, _arrived(pending), came, back, strict=True)
-    for peer, (part, results, grads, rows, into) in enumerate(each):
-        if part is not None:
-            dq, dk, dv, _, dtables = at.gradients((rows[2], k, v), part, results, grads, peer=peer)
-            into[2].add_(dq)
-            found.append((dk, dv, dtables))
+    at: Rank, came: Sequence[Tensor], keys: tuple[Tensor, Tensor], kept: Sequence[Tensor], pending: Both
+) -> list[tuple[Any, ...]]:
+    """By peer (gradients of its rows, dk, dv, dtables) over this rank's keys. kept: as for `send_gradients`."""
+    found: list[tuple[Any, ...]] = []
+    each = zip(local_of(at.plan, at.rank).asked, _pairs(kept), _arrived(pending), came, strict=False)
+    for peer, (part, made, grads, rows) in enumerate(each):
+        if part is None:
+            found.append((rows, None, None, None))
+        else:
+            dq, dk, dv, _, dtables = at.gradients((rows, *keys), part, made, grads, peer=peer)
+            found.append((dq, dk, dv, dtables))
     return found
+
+
+def _pairs(kept: Sequence[Tensor]) -> list[Result]:
+    return list(zip(kept[::2], kept[1::2], strict=True))
 
 
 def _sent(at: Rank, q: Tensor, made: Sequence[Result], counts: Sequence[int]) -> Both:
@@ -92,13 +106,13 @@ def _sent(at: Rank, q: Tensor, made: Sequence[Result], counts: Sequence[int]) ->
     for side in (0, 1):
         wide = [pair[side] if side == 0 else pair[side].unsqueeze(3) for pair in made]
         shapes = [[torch.Size((n, *q.shape[:2], wide[0].shape[3]))] for n in counts]
-        found.append(sent([[x.permute(2, 0, 1, 3)] for x in wide], shapes, at.group))
+        found.append((sent([[x.permute(2, 0, 1, 3)] for x in wide], shapes, at.group), shapes))
     return found[0], found[1]
 
 
 def _arrived(back: Both) -> list[Result]:
     """From each peer (B, H, rows, Dv) and (B, H, rows)."""
-    outs, lses = ([x.permute(1, 2, 0, 3) for (x,) in unpacked(pending.arrived(), pending.shapes)] for pending in back)
+    outs, lses = ([x.permute(1, 2, 0, 3) for (x,) in unpacked(one.arrived(), shapes)] for one, shapes in back)
     return [(out, lse.squeeze(3)) for out, lse in zip(outs, lses, strict=True)]
 
 

@@ -18,7 +18,7 @@ from weft.errors import UnsupportedError
 from weft.pattern.bounds import Ints
 from weft.score.dropout import told
 from weft.score.value import Score
-from weft.torch.distributed.exchange import tensor_of
+from weft.torch.distributed.rows import tensor_of
 from weft.torch.extras import Extras, check_rate, score_of, seed_tensor
 
 

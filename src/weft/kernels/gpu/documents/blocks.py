@@ -1,11 +1,11 @@
 """The tables of documents for forwards by warp groups: what two kernels do. Functions of Triton.
 
 All documents are one launch on one axis here. The first kernel writes the item of a tile, with what its rows see
-(`tables.consumer_ranges`); the second sorts tiles by their length, and lists the blocks (`tables.tile_scheduler`).
+(`tables.consumer_ranges`). The second sorts tiles by their length, and lists the blocks (`tables.tile_scheduler`).
 Programs then take these in turn.
 
-A forward is told how many blocks there are. The kernel of gradients has no register for that: it takes as many as there
-is room for, the last of which have neither rows nor columns.
+A forward is told how many blocks there are. The kernel of gradients has no register for that. It takes as many as there
+is room for, and the last of these have neither rows nor columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAR = tl.constexpr(1 << 30)
 HALF = tl.constexpr(-(1 << 31))  # the bits of 2^31, the reciprocal of a step of 1
 
 # Where tables go: how many tiles they have room for, integers of an item, and where items, members, works and blocks
-# begin; the integer before the blocks says how many there are.
+# begin. The integer before the blocks says how many there are.
 Blocks = namedtuple("Blocks", "tables tiles record items_at heads_at works_at blocks_at")
 
 
@@ -118,7 +118,7 @@ def blocks_of(C: tl.constexpr, made, sizes, group, programs):
     """The blocks of ORDERED tiles: of `C.together` heads after those of others, sorted by their length. sizes: heads,
     rows, columns. programs: that take these in turn.
 
-    Lengths fall and rise in turn, and fall at last: a round of programs that has blocks of two groups of heads has
+    Lengths fall and rise in turn, and fall at last. So a round of programs with blocks of two groups of heads has
     blocks of about one length. Where all fall, some programs have the longest at each such round.
     """
     if C.chained:

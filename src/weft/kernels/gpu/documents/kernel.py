@@ -22,9 +22,9 @@ Documents = namedtuple("Documents", "rows cols count length other")
 # Where tables go: how many tiles they have room for, and where items and members begin.
 Made = namedtuple("Made", "tables tiles items_at heads_at")
 
-# Keys in pages. table: numbers of pages, `width` of each document, whose rows are `row` apart; there are `pages`, which
-# begin `step` tokens apart, and a document has room for `room` tokens. at: where in the tables its pages go. () where
-# keys lie one after the other.
+# Keys in pages. table: numbers of pages, `width` of each document; its rows are `row` apart. `pages`: that there are.
+# They begin `step` tokens apart. `room`: tokens of a document. at: where in the tables its pages go. () where keys lie
+# one after the other.
 Paged = namedtuple("Paged", "table row width pages step room at")
 
 # A document: its first row and column, rows, columns, and what is added to rows before bounds are asked, and to these.

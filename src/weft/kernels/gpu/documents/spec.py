@@ -1,10 +1,10 @@
 """What the kernel is made for that writes the tables of documents on the device, and which patterns it knows.
 
-Tables have the form of `tables.pack`, of several launches packed in one: each document is a launch of its own, and each
-tile of its rows a member for each head. So the kernels of tiles read them as they read others. The tokens after the
-last document are one more, which sees nothing.
+Tables have the form of `tables.pack`. Each document is a launch of its own, and each tile of its rows is a member for
+each head. So tile kernels read them as they read others. The tokens after the last document are one more document,
+which sees nothing.
 
-A pattern is known if its rows are one run of consecutive keys, by at most two staircases a side, that shift with the
+The rows of a known pattern are one run of consecutive keys, by at most two staircases a side. These shift with the
 lengths of a document: full, causal, windows and chunks. For others lengths are planned on the host.
 """
 

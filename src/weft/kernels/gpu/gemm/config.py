@@ -47,15 +47,15 @@ class Config:
         """Columns that are finished and stored at once."""
         return self.cols // 2 if self.halved else self.cols
 
-    def shared(self, weights: int, beside: bool = False, element: int = 2) -> int:
-        """Bytes of shared memory that it takes. weights: how many share x. beside: what is stored takes twice the room,
-        for a residual, or for heads that turn.
+    def shared(self, weights: int, beside: int = 0, element: int = 2) -> int:
+        """Bytes of shared memory that it takes. weights: how many share x. beside: how many times more what is stored
+        takes, for a residual, for heads that turn, and for what is kept.
         """
         loads = self.stages * self.depth * (self.rows + weights * self.cols)
         stored = (1 + beside) * self.rows * self.stored  # beside the next tile's loads, or in their place
         return (loads + stored if self.persistent else max(loads, stored)) * element
 
-    def programs(self, tiles: int, weights: int, card: Card, beside: bool = False) -> int:
+    def programs(self, tiles: int, weights: int, card: Card, beside: int = 0) -> int:
         """How many programs are launched for so many tiles."""
         if not self.persistent:
             return tiles
@@ -82,7 +82,7 @@ DOUBLE = (
 )  # fmt: skip
 
 
-def configs(m: int, n: int, weights: int, card: Card, multiple: int = 1, beside: bool = False) -> Iterator[Config]:
+def configs(m: int, n: int, weights: int, card: Card, multiple: int = 1, beside: int = 0) -> Iterator[Config]:
     """Those worth measuring for a product (m, n). weights: that share x. multiple: of which columns of a tile are, as
     they are stored. beside: as `shared` has it.
 

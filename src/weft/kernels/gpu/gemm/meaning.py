@@ -60,14 +60,17 @@ def product(x: Array, weight: Array, rest: Epilogue) -> Array:
 
     Without a gate: act(s x @ weight.T + bias) + residual. s (m, 1): 1 / root mean square, or 1.
     """
-    scale = 1.0 if rest.squares is None else row_scale(rest.squares, rest.count, rest.epsilon)[:, None]
     act = ACTIVATIONS[rest.activation]
-    value = scale * (x @ weight.T) + _or_zero(rest.bias)
-    if rest.gate is not None:
-        value = act(scale * (x @ rest.gate.T) + _or_zero(rest.gate_bias)) * value
-    else:
-        value = act(value)
+    value, *gating = before(x, weight, rest)
+    value = act(gating[0]) * value if gating else act(value)
     return value + _or_zero(rest.residual)
+
+
+def before(x: Array, weight: Array, rest: Epilogue) -> list[Array]:
+    """[(m, n)] of the product before its activation, then of the gate where there is one: what gradients need."""
+    scale = 1.0 if rest.squares is None else row_scale(rest.squares, rest.count, rest.epsilon)[:, None]
+    found = [scale * (x @ weight.T) + _or_zero(rest.bias)]
+    return found if rest.gate is None else [*found, scale * (x @ rest.gate.T) + _or_zero(rest.gate_bias)]
 
 
 def row_scale(squares: Array, count: int, epsilon: float) -> Array:

@@ -94,7 +94,7 @@ def with_bias(value, bias, col, n, COLS: tl.constexpr, EVEN: tl.constexpr):
 
 
 # What a product reads and writes, as `product` has it.
-Operands = namedtuple("Operands", "x weights residual out bias gate_bias squares new_squares")
+Operands = namedtuple("Operands", "x weights residual out kept bias gate_bias squares new_squares")
 
 # m, n, k; of the rows' sums of squares: how many tiles they come in, over how many numbers they go, and epsilon.
 Sizes = namedtuple("Sizes", "m n k tiles count epsilon")
@@ -107,12 +107,22 @@ def halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
+def keep(T: tl.constexpr, tensors, value, place, row, col):
+    """Store what gradients of an activation need, where they are asked for."""
+    if tensors.kept is not None:
+        tensors.kept.store([place, row, col], tl.reshape(value.to(tensors.kept.dtype), (1, T.rows, T.stored)))
+
+
+@triton.jit
 def finish(T: tl.constexpr, tensors, sizes, value, gating, row, col):
     """What follows a product, for columns that are stored at once."""
     rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.stored)
     value = with_bias(value, tensors.bias, col, sizes.n, T.stored, T.even)
+    keep(T, tensors, value, 0, row, col)
     if T.gate is not None:
-        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.stored, T.even), T.activation)
+        gating = with_bias(gating, tensors.gate_bias, col, sizes.n, T.stored, T.even)
+        keep(T, tensors, gating, 1, row, col)
+        value *= activation(gating, T.activation)
     else:
         value = activation(value, T.activation)
     if tensors.residual is not None:
@@ -152,19 +162,19 @@ def one_tile(T: tl.constexpr, tensors, sizes, row, col):
 
 @triton.jit
 def product(
-    x, weights, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
+    x, weights, residual, out, kept, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
     ACTIVATION: tl.constexpr, GATE: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     DEPTH: tl.constexpr, STORED: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out: descriptors; None: without it.
+    """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out, kept: descriptors; None: without it.
 
-    weights (places, n, k), or (places, k, n) BY_ROWS. There are two where GATE says which of them is the gate's. bias,
-    gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out. EVEN: COLS
-    divides n. PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it
-    is done.
+    weights (places, n, k), or (places, k, n) BY_ROWS. There are two where GATE says which of them is the gate's. kept
+    (1 or 2, m, n): takes `meaning.before`. bias, gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n,
+    m): takes sums of squares of out. EVEN: COLS divides n. PERSISTENT: a program computes tiles one after the other,
+    and asks for the next one's factors before it is done.
     """
     T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED, EVEN, ACTIVATION, GATE)
-    tensors = Operands(x, weights, residual, out, bias, gate_bias, squares, new_squares)
+    tensors = Operands(x, weights, residual, out, kept, bias, gate_bias, squares, new_squares)
     sizes = Sizes(m, n, k, tiles, count, epsilon)
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
     if PERSISTENT:

@@ -15,16 +15,19 @@ one makes five.
 
 from __future__ import annotations
 
+from typing import Any
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language import debug_barrier
 
-from weft.kernels.gpu.hopper.bwd_summed_loads import PAIR, PARTS, Summed, adder, producer
+from weft.kernels.gpu.hopper.bwd_summed_loads import PAIR, PARTS, Summed, adder, producer, walked
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import range_of, row_bounds
 from weft.kernels.gpu.hopper.ops.channel import channel, ring
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
+from weft.kernels.gpu.hopper.ops.epilogue import BoxRows, Rows, store_through, store_zeros
+from weft.kernels.gpu.hopper.ops.grids import grid_cut, grid_range, grid_rows, grid_words
 from weft.kernels.gpu.hopper.ops.layouts import (
     accumulator,
     boxes,
@@ -52,11 +55,19 @@ class Own:
 
 
 @aggregate
+class Bounds:
+    """Positions of a run that each row sees, from low to before high."""
+
+    low: gl.tensor
+    high: gl.tensor
+
+
+@aggregate
 class Block:
     """A block of keys: batch row and head, its first row and how many it has.
 
     It walks so many tiles of queries of each of the heads that share it. Of one consumer it has bounds of rows, and the
-    tiles that none cuts.
+    tiles that none cuts. cut: these Bounds, on a grid a GridCut; item: a pointer to its integers.
     """
 
     batch: gl.tensor
@@ -65,10 +76,10 @@ class Block:
     height: gl.tensor
     tiles: gl.tensor
     share: gl.tensor
-    low: gl.tensor
-    high: gl.tensor
+    cut: Any
     below: gl.tensor
     beyond: gl.tensor
+    item: gl.tensor
 
 
 @gluon.jit
@@ -78,11 +89,15 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     member, item = state.scheduler.places(state.scheduler.where(number))
     batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
     start, height = gl.load(item), gl.load(item + 1)
-    _, count = keys_of(item, 0)
-    n = tiles_of(count, cfg.columns)
-    low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
-    seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
-    return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)
+    run, n = walked(item, state)
+    if cfg.axes:
+        rows = grid_rows(state.scheduler.table, item, consumer_id * cfg.rows + r, cfg)
+        cut = grid_cut(state.scheduler.table, state.scheduler.part(), run, rows, cfg)
+        seen = grid_range(item, consumer_id, cfg)
+    else:
+        low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
+        cut, seen = Bounds(low, high), range_of(item, consumer_id, 0, cfg.consumers, 1)
+    return Block(batch, kv_head, start, height, n, share, cut, seen.below, seen.beyond, item)
 
 
 @gluon.jit
@@ -96,16 +111,6 @@ def own_of(t, consumer_id: gl.constexpr, state):
 
 
 @gluon.jit
-def less(stats, a, b, layout: gl.constexpr):
-    """Ask for a @ b, to which a number of each column is added. stats: these numbers."""
-    ROWS: gl.constexpr = a.shape[0]
-    COLUMNS: gl.constexpr = b.shape[1]
-    numbers = gl.expand_dims(stats.load(gl.SliceLayout(0, layout)), 0)
-    begun, _ = gl.broadcast(numbers, gl.zeros([ROWS, COLUMNS], gl.float32, layout))
-    return warpgroup_mma(a, b, begun, is_async=True)
-
-
-@gluon.jit
 def await_room(i, state):
     """Wait until nobody reads the dS that lies where that of tile i of the ring comes: its dQ was left. Only before the
     consumer leaves dQ of the tile in between, and of a consumer that has no partner not at all.
@@ -116,25 +121,34 @@ def await_room(i, state):
 
 @gluon.jit
 def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state, AWAIT: gl.constexpr):
-    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
-    AWAIT: dQ of the tile before is to be left yet.
+    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS. Weights and dS
+    have the scale of scores as a factor. AWAIT: dQ of the tile before is to be left yet.
 
     dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
     """
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     layout: gl.constexpr = accumulator(TILE)
+    of_columns: gl.constexpr = gl.SliceLayout(0, layout)
     at = state.queries.stage(i)
     q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
+    none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
+    place = gl.load(block.cut.words + j) if cfg.axes else j * TILE
     state.queries.wait(i)
-    x = less(state.stats.index(PAIR * at), own.k, q.permute((1, 0)), layout)
-    y = less(state.stats.index(PAIR * at + 1), own.v, do.permute((1, 0)), layout)
+    x = warpgroup_mma(own.k, q.permute((1, 0)), none, use_acc=False, is_async=True)
+    # dP begins with -delta of each query
+    begun, _ = gl.broadcast(gl.expand_dims(state.stats.index(PAIR * at + 1).load(of_columns), 0), none)
+    y = warpgroup_mma(own.v, do.permute((1, 0)), begun, is_async=True)
+    less = gl.expand_dims(state.stats.index(PAIR * at).load(of_columns), 0)
     x = warpgroup_mma_wait(1, (x,))
     if not cfg.listed and ((j < block.below) | (j >= block.beyond)):
-        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-        words, bit = mask_words(block.low - j * TILE, block.high - j * TILE, columns)
+        columns = gl.arange(0, TILE, layout=of_columns)
+        if cfg.axes:
+            words, bit = grid_words(place, block.cut, columns, cfg)
+        else:
+            words, bit = mask_words(block.cut.low - place, block.cut.high - place, columns)
         x = masked(x, words, bit, float("-inf"))
-    p = gl.exp2(x * (state.scale * LOG2E))
+    p = gl.exp2(x * (state.scale * LOG2E) + less)
     dtype: gl.constexpr = state.q.dtype
     dv = warpgroup_mma(gl.convert_layout(p.to(dtype), first_factor(cfg.width_v)), do, dv, is_async=True)
     y = warpgroup_mma_wait(1, (y,))
@@ -191,7 +205,7 @@ def leave_part(i, dq, part: gl.constexpr, state):
     """Leave a part of the dQ of tile i of the ring in shared memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
     COLUMNS: gl.constexpr = dq.type.shape[1]
-    dq = odd_rows_exchanged(dq * state.scale)
+    dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
     state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
 
@@ -245,8 +259,12 @@ def walk_alone(t, i, own, block, sums, state):
 @gluon.jit
 def rows_of(block, state):
     """Where a block's keys are."""
-    origin, pace = state.scheduler.rows()
-    return Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
+    if state.cfg.axes:
+        rows = BoxRows(block.batch, block.kv_head, gl.to_tensor(0), state.scheduler.table, block.item, state.cfg)
+    else:
+        origin, pace = state.scheduler.rows()
+        rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
+    return rows
 
 
 @gluon.jit
@@ -255,8 +273,8 @@ def store(i, dk, dv, consumer_id: gl.constexpr, block, state):
     cfg: gl.constexpr = state.cfg
     await_room(i, state)
     room = state.ds.index(i & (cfg.consumers - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
-    store_through(room, dk * state.scale, state.DK, rows_of(block, state), consumer_id)
-    store_through(room, dv, state.DV, rows_of(block, state), consumer_id)
+    store_through(room, dk, state.DK, rows_of(block, state), consumer_id)
+    store_through(room, dv * (1.0 / state.scale), state.DV, rows_of(block, state), consumer_id)
 
 
 @gluon.jit
@@ -331,8 +349,8 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, sums, channel(cfg.key_stages, 1, CONSUMERS),
         channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(CONSUMERS, CONSUMERS),
-        ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0],
-        read[1], read[2], read[3], outputs[2],
+        ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
+        outputs[2],
     )  # fmt: skip
     if cfg.consumers == 1:
         gl.warp_specialize([

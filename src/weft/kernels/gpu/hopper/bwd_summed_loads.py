@@ -1,4 +1,4 @@
-"""What moves data in the walk of `bwd_summed`: its state, who loads tiles, and who has dQ added to memory."""
+"""All gradients in one walk: the kernel's arguments and channels, what loads, and what adds to dQ: see `bwd_summed`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring
+from weft.kernels.gpu.hopper.ops.grids import box_tokens, grid_tiles, place_in, rows_at
 from weft.kernels.gpu.hopper.ops.layouts import line
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import Tensor
 
-PAIR = gl.constexpr(constants.PAIR)  # numbers of a query that its scores subtract
+PAIR = gl.constexpr(constants.PAIR)  # numbers of a query, see `constants`
 PARTS = gl.constexpr(2)  # of the dims of dQ, each of which is a product of its own
 
 
@@ -26,9 +27,9 @@ PARTS = gl.constexpr(2)  # of the dims of dQ, each of which is a product of its 
 class Summed:
     """The kernel's arguments, shared memory and channels.
 
-    k: two blocks'; v: one block's. q, do, stats: the ring of tiles that are walked; stats has -lse / scale of a
-    tile's queries, then -delta. ds: dS of a tile, or of
-    two where two consumers share it. sums: the dQ of a tile, PARTS of its dims.
+    k: two blocks'; v: one block's. q, do, stats: the ring of tiles that are walked; stats has the two numbers of a
+    tile's queries one after the other. ds: dS of a tile, or of two where two consumers share it. sums: the dQ of a
+    tile, PARTS of its dims.
 
     keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
     tile. made: both left dQ of a tile, for which they read that dS; taken: the adder's copies have read it. heads,
@@ -65,25 +66,61 @@ class Summed:
 
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_queries(i, j, at, run, rows, state):
-    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
-    tile, and the step between them.
+def walked(item, state):
+    """(a block's run of queries, how many tiles it is); on a grid its tiles."""
+    cfg: gl.constexpr = state.cfg
+    if cfg.axes:
+        run = grid_tiles(state.scheduler.table, item, cfg)
+        count = run.count
+    else:
+        run = run_of(item, 0, 1)
+        count = tiles_of(run.count, cfg.columns)
+    return run, count
+
+
+@gluon.jit
+def tile_where(run, j, heads, dim, state):
+    """Where descriptors have tile j of a run, from a dim on. heads: batch row, and head of queries."""
+    if state.cfg.axes:
+        where = place_in(heads, run.place(j, state.cfg), dim, state)
+    else:
+        place, _ = tile_at(state.scheduler.table, j, run, state.cfg)
+        where = [heads[0], heads[1], place, run.lane, dim]
+    return where
+
+
+@gluon.jit
+def rows_of_tile(run, j, rows, state):
+    """How far queries of tile j are from the run's first one, on a grid from token 0; those that do not exist are as
+    far as others. rows: those of a tile, and the step between them.
     """
     cfg: gl.constexpr = state.cfg
+    r, step = rows
+    if cfg.axes:
+        row = box_tokens(state.scheduler.part(), run.place(j, cfg), r, cfg)
+    else:
+        _, first = tile_at(state.scheduler.table, j, run, cfg)
+        if not cfg.listed:  # tiles of a list are whole
+            r = gl.minimum(r, run.count - 1 - first)
+        row = (first + r) * step
+        if cfg.counted:  # places are tokens, and a run may begin before the first
+            row = gl.maximum(row, -run.place)
+    return row
+
+
+@gluon.jit
+def load_queries(i, j, at, run, rows, state):
+    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: see
+    `rows_of_tile`.
+    """
     queries = state.queries
     stage = queries.stage(i)
-    place, first = tile_at(state.scheduler.table, j, run, cfg)
     queries.acquire(i)
     queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    where = [at[0], at[1], place, run.lane, 0]
+    where = tile_where(run, j, at, 0, state)
     tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
     tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
-    r, step = rows
-    if not cfg.listed:  # tiles of a list are whole
-        r = gl.minimum(r, run.count - 1 - first)
-    row = (first + r) * step
-    if cfg.counted:  # places are tokens, and a run may begin before the first
-        row = gl.maximum(row, -run.place)
+    row = rows_of_tile(run, j, rows, state)
     for n in gl.static_range(PAIR):
         async_copy.async_copy_global_to_shared(state.stats.index(PAIR * stage + n), at[2] + row * PAIR + n)
     queries.commit(i)
@@ -115,11 +152,14 @@ def producer(state, CHAINED: gl.constexpr):
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         member, item = scheduler.places(scheduler.where(number))
         batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
-        place, lane = place_of(item, 0, 1)
-        run = run_of(item, 0, 1)
-        first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
-        where = [batch, kv_head, place, lane, 0]
-        n = tiles_of(run.count, cfg.columns)
+        run, n = walked(item, state)
+        if cfg.axes:
+            first = 0
+            where = place_in((batch, kv_head), rows_at(0, item, cfg), 0, state)
+        else:
+            place, lane = place_of(item, 0, 1)
+            first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
+            where = [batch, kv_head, place, lane, 0]
         if n > 0:
             load_side(t, where, state.keys, state.k_box, state.k)
         if CHAINED and t == 0:
@@ -146,13 +186,12 @@ def adder(state):
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         member, item = scheduler.places(scheduler.where(number))
         batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
-        run = run_of(item, 0, 1)
+        run, n = walked(item, state)
         for h in range(0, share):
-            for j in range(0, tiles_of(run.count, cfg.columns)):
-                at, _ = tile_at(scheduler.table, j, run, cfg)
+            for j in range(0, n):
                 state.made.wait(i)
                 for part in gl.static_range(PARTS):
-                    where = [batch, head + h, at, run.lane, part * DIMS]
+                    where = tile_where(run, j, (batch, head + h), part * DIMS, state)
                     # the copy adds, see `compile.adding`
                     tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(part))
                 tma.store_wait(0)  # until it has been read

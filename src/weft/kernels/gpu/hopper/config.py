@@ -19,13 +19,16 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    key_stages: of a fused backward's ring of keys. row_max: what a forward takes off scores. "none" takes nothing.
+    query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results lie where it lay.
+    makes: of dK and dV, one alone where a launch makes each.
+    key_stages: of a backward's ring of keys alone, 0: `stages`. row_max: what a forward takes off scores; "none": 0.
     "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the
     second. "online" takes the largest so far. With the first two, rows whose sums leave the range from `least` to
     `most` are computed again. terms: that one walk has. short: runs are short (`fwd_short`). overlapped: scores of a
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
-    are, and runs may begin before token 0. listed: a run is a list of tiles, all of which a block sees whole.
+    are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
+    listed: a run is a list of tiles, all of which a block sees whole.
     """
 
     d: int
@@ -38,6 +41,8 @@ class Config:
     consumer_registers: int
     producer_registers: int
     first_tiles: int = 0
+    makes: str = "both"
+    query_stages: int = 2
     key_stages: int = 0
     row_max: RowMax = "none"
     terms: int = 1
@@ -49,6 +54,23 @@ class Config:
     with_delta: bool = False
     counted: bool = False
     listed: bool = False
+    box: tuple[int, ...] = ()
+    tile_box: tuple[int, ...] = ()
+
+    @property
+    def axes(self) -> int:
+        """Axes of a grid; 0 on a line."""
+        return len(self.box)
+
+    @property
+    def own_box(self) -> tuple[int, ...]:
+        """A consumer's box of rows: consumers share a block along its first axes."""
+        found, share = [], self.consumers
+        for size in self.box:
+            part = min(size, share)
+            found.append(size // part)
+            share //= part
+        return tuple(found)
 
     @property
     def width(self) -> int:
@@ -59,6 +81,11 @@ class Config:
     def width_v(self) -> int:
         """The same of v."""
         return _padded(self.dv)
+
+    @property
+    def ring_of_keys(self) -> int:
+        """Stages of keys."""
+        return self.key_stages or self.stages
 
     @property
     def least(self) -> float:
@@ -75,7 +102,10 @@ LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose dig
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # Of forwards: (registers of a thread that computes, of one that loads), by the wider head dimension, padded, and the
 # number of consumers. The first group has what the others leave of the launch's.
-FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24)}
+FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
+# The same, where shared memory has no room for two blocks of queries: stages of queries and of keys.
+CROWDED = {256: (1, 3)}
+DOUT_STAGES = {"dv": 2, "dk": 1}  # of tiles of dO where dV and dK have a launch each: beside V there is room for one
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
@@ -94,6 +124,13 @@ def _key_gradients(spec: KernelSpec) -> Config:
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, key_stages=spec.stages, producer_warps=1, consumer_registers=240,
             producer_registers=24, counted=spec.counted, listed=spec.rank == 0,
+            box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
+        )  # fmt: skip
+    if spec.makes != "both":
+        return Config(
+            spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
+            stages=DOUT_STAGES[spec.makes], producer_warps=1, consumer_registers=240, producer_registers=24,
+            makes=spec.makes,
         )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
@@ -117,12 +154,16 @@ def _sparse_keys(spec: KernelSpec) -> Config:
 
 
 def _forward(spec: KernelSpec) -> Config:
-    consumer, producer = FORWARDS[max(_padded(spec.d), _padded(spec.dv)), spec.groups]
+    wide = max(_padded(spec.d), _padded(spec.dv))
+    consumer, producer = FORWARDS[wide, spec.groups]
+    query_stages, key_stages = CROWDED.get(wide, (2, 0))
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
-        first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
+        first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
+        row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
+        box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
     )  # fmt: skip
 
 

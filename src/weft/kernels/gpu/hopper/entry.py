@@ -40,7 +40,8 @@ def imports(spec: KernelSpec) -> str:
 
 def _function(spec: KernelSpec) -> tuple[str, str]:
     """(module, function) of a kernel."""
-    module, function = ("bwd_summed",) * 2 if spec.with_dq else FUNCTIONS[spec.direction]
+    apart = ("bwd_apart",) * 2 if spec.makes != "both" else FUNCTIONS[spec.direction]
+    module, function = ("bwd_summed",) * 2 if spec.with_dq else apart
     return module, f"{function}_short" if spec.short else function
 
 
@@ -78,6 +79,11 @@ def _key_gradients(spec: KernelSpec) -> Iterator[str]:
     if spec.with_dq:
         yield "bwd_summed("
         yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, {', '.join(walk_names(OF_SUMS))}), scheduler,"
+        yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
+        yield ")"
+        return
+    if spec.makes != "both":
+        yield f"bwd_apart(Stats, ({', '.join(walk_names(OF_KEYS))}), d{spec.makes[1]}, scheduler,"
         yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
         yield ")"
         return

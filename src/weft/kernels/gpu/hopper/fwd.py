@@ -2,9 +2,9 @@
 """The forward: a producer loads by tensor descriptors, consumers keep their queries' sums in registers.
 
 Each consumer has its rows of a block of queries. One or two terms, whose tiles follow each other in one ring. Boxes are
-of (batch row, head, place, lane, dim), where tokens are step * place + lane (`weft.planning.tma`). It means all
-that `weft.kernels.gpu.tile.fwd` does without a row maximum. Rows whose sums leave the range are marked, and computed
-again when all blocks are done (`fwd_overflow`).
+of (batch row, head, place, lane, dim), where tokens are step * place + lane (`weft.planning.tma`). It means all that
+`weft.kernels.gpu.tile.fwd` does. `config.RowMax` says what is taken off scores. Rows whose sums leave the range are
+marked, and computed again when all blocks are done (`fwd_overflow`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
+from weft.kernels.gpu.hopper.fwd_grid import grid_producer, grid_sums, store_grid_block
 from weft.kernels.gpu.hopper.fwd_loads import Forward, producer
 from weft.kernels.gpu.hopper.fwd_overflow import overflowed_rows
 from weft.kernels.gpu.hopper.fwd_overlapped import overlapped_sums
@@ -193,9 +194,21 @@ def store_block(result, rows, place, consumer_id, state):
             where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
             tma.async_copy_shared_to_global(state.out_box, where, result)
         else:
-            store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+            store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
     else:
-        store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+        store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
+
+
+@gluon.jit
+def scoring_of(pace, state):
+    """What all tiles of a consumer need. pace: the step between rows."""
+    cfg: gl.constexpr = state.cfg
+    layout: gl.constexpr = accumulator(cfg.columns)
+    r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, layout))
+    zero = gl.zeros([cfg.rows, cfg.columns], gl.float32, layout)
+    none = gl.zeros([cfg.rows, cfg.width_v], gl.float32, accumulator(cfg.width_v))
+    return Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
 
 
 @gluon.jit
@@ -203,21 +216,14 @@ def consumer(consumer_id, state):
     """out and lse of one warp group's queries, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    TILE: gl.constexpr = cfg.columns
     TERMS: gl.constexpr = cfg.terms
-    WIDTH_V: gl.constexpr = cfg.width_v
     Lse, result = state.Lse, state.out.index(consumer_id)
-    layout: gl.constexpr = accumulator(TILE)
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    r = gl.arange(0, ROWS, layout=of_rows)
-    columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-    zero = gl.zeros([ROWS, TILE], gl.float32, layout)
-    none = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
     scheduler, queries = state.scheduler, state.queries(consumer_id)
     origin, pace = scheduler.rows()
-    scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
+    scoring = scoring_of(pace, state)
+    r = scoring.rows
     i, t = 0, 0
-    marked = gl.zeros([ROWS], gl.int32, of_rows)
+    marked = gl.zeros_like(r)  # int32, as rows are
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         at = queries.stage(t)
         if cfg.short:
@@ -229,27 +235,40 @@ def consumer(consumer_id, state):
             i, sums, keys, after = short_sums(i, heard, at, state, scoring)
         else:
             member, item = scheduler.places(scheduler.where(number))
-            if cfg.overlapped:
+            if cfg.axes:
+                i, sums, keys, rows = grid_sums(i, consumer_id, item, t, state, scoring)
+            elif cfg.overlapped:
                 i, sums, keys, after = overlapped_sums(i, consumer_id, item, t, state, scoring)
             else:
                 i, sums, keys, after = sums_of(i, consumer_id, item, t, state, scoring)
-        queries.release(t)
+        if cfg.query_stages > 1:
+            queries.release(t)
         if not cfg.overlapped:
             i = state.tiles.pass_over(i, after)
         if not cfg.short:
             batch, head = gl.load(member), gl.load(member + 2)
             start, height = gl.load(item), gl.load(item + 1)
-        valid = r + consumer_id * ROWS < height
+        valid = rows.valid if cfg.axes else r + consumer_id * ROWS < height
         sink = gl.load(state.Sinks + head) if cfg.sinks else 0.0
         out, lse, wild = finished(sums, keys, valid, sink, state.out.dtype, cfg)
         marked = marked | wild.to(gl.int32)
         tma.store_wait(0)  # for the result of the block before
         matrix(result).store(out)
-        if not cfg.short:
-            place, lane = place_of(item, 0, TERMS)
-        store_block(result, Rows(batch, head, origin + start, height, pace), (place, lane), consumer_id, state)
-        # after the fence, which waits for what was stored before it
-        row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
+        if cfg.axes:
+            store_grid_block(result, (batch, head), item, consumer_id, state)
+            row = rows.token
+        else:
+            if not cfg.short:
+                place, lane = place_of(item, 0, TERMS)
+            # the step is hidden, so that no address is made before all blocks, and held
+            own = Rows(batch, head, origin + start, height, opaque(pace))
+            store_block(result, own, (place, lane), consumer_id, state)
+            # after the fence, which waits for what was stored before it
+            row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
+        if cfg.query_stages == 1:
+            fence_async_shared()  # between results, which these threads wrote, and the queries that come there
+            tma.store_wait(0)
+            queries.release(t)
         gl.store(Lse + (batch.to(gl.int64) * state.heads + head) * state.length + row, lse, mask=valid)
         t += 1
     state.overflow.index(consumer_id).store(gl.expand_dims(written_before(marked), 1))
@@ -276,17 +295,18 @@ def state_of(outputs, read, scheduler, sizes, cfg: gl.constexpr):
     """Shared memory and barriers, with the arguments."""
     ROWS: gl.constexpr = cfg.rows
     CONSUMERS: gl.constexpr = cfg.consumers
-    q = boxes(read[0], 2 * CONSUMERS)
-    k, v = boxes(read[1], cfg.stages), boxes(read[2], cfg.stages)
-    out = boxes(outputs[2], CONSUMERS)
+    KEYS: gl.constexpr = cfg.ring_of_keys
+    q = boxes(read[0], cfg.query_stages * CONSUMERS)
+    k, v = boxes(read[1], KEYS), boxes(read[2], cfg.stages)
+    out = boxes(outputs[2], CONSUMERS) if cfg.query_stages > 1 else q
     if cfg.short:
         shared = broadcast(CONSUMERS, cfg.terms, ROWS)
         overflow = marks(shared.bounds, CONSUMERS, ROWS)  # bounds of its own that a consumer needs no more
     else:
         overflow = gl.allocate_shared_memory(gl.int32, [CONSUMERS, ROWS, 1], flat(2))
         shared = overflow
-    q_full, q_empty = barriers(2 * CONSUMERS, 1), barriers(2 * CONSUMERS, 1)
-    tiles = channel(cfg.stages, 1, CONSUMERS)
+    q_full, q_empty = barriers(cfg.query_stages * CONSUMERS, 1), barriers(cfg.query_stages * CONSUMERS, 1)
+    tiles = channel(KEYS, 1, CONSUMERS)
     values = channel(cfg.stages, 1, CONSUMERS) if cfg.overlapped else tiles
     return Forward(
         cfg, outputs[0], outputs[1], out, outputs[2], q, k, v, overflow, q_full, q_empty, tiles, values, scheduler,
@@ -318,7 +338,7 @@ def fwd(inputs, read, outputs, scheduler, sizes, cfg: gl.constexpr):
         gl.warp_specialize([(consumer, (0, state)), (producer, (state,))], [cfg.producer_warps], [LOAD])
     elif cfg.consumers == 2:
         gl.warp_specialize([
-            (consumer, (0, state)), (consumer, (1, state)), (producer, (state,)),
+            (consumer, (0, state)), (consumer, (1, state)), (grid_producer if cfg.axes else producer, (state,)),
         ], [WARPS, cfg.producer_warps], [COMPUTE, LOAD])  # fmt: skip
     else:
         gl.static_assert(cfg.consumers == 4)

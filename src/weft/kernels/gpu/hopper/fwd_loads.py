@@ -21,7 +21,7 @@ from weft.kernels.gpu.hopper.ops.values import Tensor
 class Forward:
     """The kernel's arguments, shared memory and channels.
 
-    q: a ring of two blocks for each consumer; k, v: the ring of tiles, or where these are overlapped a ring of keys and
+    q: a ring of blocks for each consumer; k, v: the ring of tiles, or where these are overlapped a ring of keys and
     one of values. out: a tile of results of each consumer.
     overflow: of each consumer's rows whether any is marked. heads, length: of queries. broadcast: of short runs alone.
     """
@@ -54,7 +54,8 @@ class Forward:
     @gluon.jit
     def queries(self, consumer_id):
         """The ring of the consumer's queries."""
-        return Channel(self.q_full, self.q_empty, 2 * consumer_id, 2, True)
+        STAGES: gl.constexpr = self.cfg.query_stages
+        return Channel(self.q_full, self.q_empty, STAGES * consumer_id, STAGES, True)
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------
@@ -158,11 +159,13 @@ def load_queries(c, t, block, state):
 def producer(state):
     """Queries of each consumer, two blocks ahead at most; keys and values as many tiles ahead as there are stages.
 
-    What the first consumer needs comes first, so that it begins while others wait. Of short runs consumers hear of a
+    What the first consumer needs comes first, so that it begins while others wait. Where results lie in place of
+    queries, tiles come before these, which wait until results have left. Of short runs consumers hear of a
     block before it is theirs.
     """
     cfg: gl.constexpr = state.cfg
     FIRST: gl.constexpr = cfg.first_tiles * cfg.columns
+    LAST: gl.constexpr = min(cfg.query_stages, cfg.consumers) - 1
     CONSUMERS: gl.constexpr = cfg.consumers
     TERMS: gl.constexpr = cfg.terms
     scheduler, shared = state.scheduler, state.broadcast
@@ -181,10 +184,10 @@ def producer(state):
         where = scheduler.where(number + gl.num_programs(0))
         heads, near, far = (block.batch, block.kv_head), block.near, block.far
         for c in gl.static_range(CONSUMERS):
-            load_queries(c, t, block, state)
-            if c == 0:
+            if c == LAST:
                 run = Run(gl.minimum(near.count, FIRST), near.place, near.lane)
                 i = load_tiles(i, run, state.k_box, state.v_box, heads, state)
+            load_queries(c, t, block, state)
         if cfg.short:
             publish_bounds(shared)
             ahead = numbers_at(scheduler, where, CONSUMERS, TERMS)

@@ -13,7 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import TERM, Run, keys_of, row_bounds, rows_seen, run_of, tile_at, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.grids import GridRows, box_tokens, grid_cut, grid_rows, grid_tiles, grid_words
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
@@ -35,11 +36,12 @@ class Online:
 
 @aggregate
 class Term:
-    """A term's run for some rows: their bounds, the first token and the step between tokens."""
+    """A term's run for some rows: their bounds, the first position and how many, the first token and the step."""
 
     low: gl.tensor
     high: gl.tensor
-    run: Run
+    first: gl.tensor
+    count: gl.tensor
     origin: gl.tensor
     step: gl.tensor
 
@@ -56,14 +58,43 @@ def fetch(to, tensor, heads, first, rows, DIMS: gl.constexpr, BEFORE: gl.constex
     r = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)), count - 1)
     if BEFORE:
         r = gl.maximum(r, -first)
+    fetch_tokens(to, tensor, heads, first, r * step, DIMS)
+
+
+@gluon.jit
+def fetch_tokens(to, tensor, heads, first, away, DIMS: gl.constexpr):
+    """Rows of tokens, so far from the first one."""
+    WIDTH: gl.constexpr = to.type.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, WARPS)
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
     at = tensor.row(heads[0], heads[1], first)
-    at = at + (gl.expand_dims(r * step * (tensor.per_row * UNIT), 1) + d)
+    at = at + (gl.expand_dims(away * (tensor.per_row * UNIT), 1) + d)
     if DIMS < WIDTH:
-        to.store(gl.load(at, mask=gl.expand_dims(r >= 0, 1) & (d < DIMS), other=0.0))
+        to.store(gl.load(at, mask=gl.expand_dims(away >= 0, 1) & (d < DIMS), other=0.0))
     else:
         to.store(gl.load(at))
     fence_async_shared()
+
+
+@gluon.jit
+def add_fetched(sums, words, bit, state):
+    """Online sums after the tile of keys and values that was fetched. words, bit: what rows see of it."""
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    q, k, v = matrix(state.q.index(0)), matrix(state.k.index(0)), matrix(state.v.index(0))
+    scale2 = state.scale * LOG2E
+    zero = gl.zeros([cfg.rows, TILE], gl.float32, accumulator(TILE))
+    x = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    x = masked(warpgroup_mma_wait(0, (x,)), words, bit, float("-inf"))
+    new = gl.maximum(sums.largest, gl.max(x, 1) * scale2)
+    safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
+    p = gl.exp2(x * scale2 - gl.expand_dims(safe, 1))
+    kept = gl.exp2(sums.largest - safe)
+    total = sums.total * kept + gl.sum(p, 1)
+    weights = gl.convert_layout(p.to(k.dtype), first_factor(cfg.width_v))
+    kept = gl.convert_layout(kept, gl.SliceLayout(1, sums.acc.type.layout))
+    y = warpgroup_mma(weights, v, sums.acc * gl.expand_dims(kept, 1), is_async=True)
+    return Online(warpgroup_mma_wait(0, (y,)), total, new)
 
 
 @gluon.jit
@@ -71,33 +102,38 @@ def add_term(sums, state, inputs, heads, term, columns):
     """Online sums after one term more. inputs: K, V; heads: (batch row, head of keys)."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
-    ROWS: gl.constexpr = cfg.rows
-    acc, total, largest = sums.acc, sums.total, sums.largest
-    zero = gl.zeros([ROWS, TILE], gl.float32, accumulator(TILE))
-    q, k, v = matrix(state.q.index(0)), matrix(state.k.index(0)), matrix(state.v.index(0))
-    factor: gl.constexpr = first_factor(cfg.width_v)
-    scale2 = state.scale * LOG2E
-    run = term.run
-    for j in range(0, tiles_of(run.count, TILE)):
-        _, first = tile_at(state.scheduler.table, j, run, cfg)
-        first, count = term.origin + first * term.step, run.count - j * TILE
+    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
+    for j in range(0, tiles_of(term.count, TILE)):
+        if cfg.listed:  # its first is where the list is
+            first = gl.load(state.scheduler.table + term.first + j) * TILE
+        else:
+            first = term.origin + term.first + j * TILE * term.step
+        count = term.count - j * TILE
         fetch(k, inputs[0], heads, first, (count, term.step), cfg.d, cfg.counted)
         fetch(v, inputs[1], heads, first, (count, term.step), cfg.dv, cfg.counted)
-        x = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-        x = warpgroup_mma_wait(0, (x,))
         words, bit = mask_words(term.low - j * TILE, term.high - j * TILE, columns)
-        x = masked(x, words, bit, float("-inf"))
-        new = gl.maximum(largest, gl.max(x, 1) * scale2)
-        safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
-        p = gl.exp2(x * scale2 - gl.expand_dims(safe, 1))
-        kept = gl.exp2(largest - safe)
-        total = total * kept + gl.sum(p, 1)
-        largest = new
-        weights = gl.convert_layout(p.to(k.dtype), factor)
-        kept = gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout))
-        y = warpgroup_mma(weights, v, acc * gl.expand_dims(kept, 1), is_async=True)
-        acc = warpgroup_mma_wait(0, (y,))
-    return Online(acc, total, largest)
+        sums = add_fetched(sums, words, bit, state)
+    return sums
+
+
+@gluon.jit
+def add_grid(sums, state, inputs, heads, item, rows, columns):
+    """The same of a block on a grid. item: a pointer to its integers; rows: those that are computed."""
+    cfg: gl.constexpr = state.cfg
+    table, part = state.scheduler.table, state.scheduler.part()
+    tiles = grid_tiles(table, item, cfg)
+    cut = grid_cut(table, part, tiles, rows, cfg)
+    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
+    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, by_rows(cfg.width, WARPS)))
+    r_v = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, by_rows(cfg.width_v, WARPS)))
+    for j in range(0, tiles.count):
+        word = gl.load(tiles.words + j)
+        at = tiles.place(j, cfg)
+        fetch_tokens(k, inputs[0], heads, gl.to_tensor(0), box_tokens(part, at, r, cfg).to(gl.int64), cfg.d)
+        fetch_tokens(v, inputs[1], heads, gl.to_tensor(0), box_tokens(part, at, r_v, cfg).to(gl.int64), cfg.dv)
+        words, bit = grid_words(word, cut, columns, cfg)
+        sums = add_fetched(sums, words, bit, state)
+    return sums
 
 
 @gluon.jit
@@ -112,48 +148,87 @@ def seen_of(part, item, r, block, term: gl.constexpr, state):
 
 
 @gluon.jit
+def rows_of(block, item, r, state):
+    """Rows r of a block: GridRows, of a line without coordinates."""
+    if state.cfg.axes:
+        rows = grid_rows(state.scheduler.table, item, r, state.cfg)
+    else:
+        _, pace = state.scheduler.rows()
+        rows = GridRows((), block.start + gl.minimum(r, block.height - 1) * pace, r < block.height)
+    return rows
+
+
+@gluon.jit
+def fetch_queries(c, block, item, tensor, state):
+    """A consumer's rows of a block."""
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    origin, pace = state.scheduler.rows()
+    to, heads = matrix(state.q.index(0)), (block.batch, block.head)
+    if cfg.axes:
+        r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_rows(cfg.width, WARPS)))
+        token = rows_of(block, item, r + c * ROWS, state).token
+        fetch_tokens(to, tensor, heads, origin, token.to(gl.int64), cfg.d)
+    else:
+        first = origin + block.start + c * ROWS * pace
+        fetch(to, tensor, heads, first, (block.height - c * ROWS, pace), cfg.d)
+
+
+@gluon.jit
+def sums_of_terms(item, rows, r, block, inputs, columns, state):
+    """Online sums of rows r of a block over all that they see. rows: see `rows_of`."""
+    cfg: gl.constexpr = state.cfg
+    WIDTH_V: gl.constexpr = cfg.width_v
+    TERMS: gl.constexpr = cfg.terms
+    of_rows: gl.constexpr = r.type.layout
+    none = gl.full([cfg.rows], float("-inf"), gl.float32, of_rows)
+    zero = gl.zeros([cfg.rows, WIDTH_V], gl.float32, accumulator(WIDTH_V))
+    sums = Online(zero, gl.zeros([cfg.rows], gl.float32, of_rows), none)
+    here, heads = state.scheduler.part(), (block.batch, block.kv_head)
+    if cfg.axes:
+        sums = add_grid(sums, state, inputs, heads, item, rows, columns)
+    else:
+        low, high = seen_of(here, item, r, block, 0, state)
+        first = run_of(item, 0, TERMS).place if cfg.listed else block.first
+        term = Term(low, high, first, block.count, gl.load(here), gl.load(here + PART))
+        sums = add_term(sums, state, inputs, heads, term, columns)
+    if TERMS == 2:
+        other = here + TERM
+        low, high = seen_of(other, item, r, block, 1, state)
+        far_first, far_count = keys_of(item, 1)
+        term = Term(low, high, far_first, far_count, gl.load(other), gl.load(other + PART))
+        sums = add_term(sums, state, inputs, heads, term, columns)
+    return sums
+
+
+@gluon.jit
 def overflowed_rows(state, inputs):
     """The rows of a program's blocks that are marked. inputs: the tensors Q, K and V. Shared memory is free by now."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
     TILE: gl.constexpr = cfg.columns
     WIDTH_V: gl.constexpr = cfg.width_v
-    TERMS: gl.constexpr = cfg.terms
     layout: gl.constexpr = accumulator(TILE)
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     r = gl.arange(0, ROWS, layout=of_rows)
     columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
     dims = gl.arange(0, WIDTH_V, layout=gl.SliceLayout(0, accumulator(WIDTH_V)))
     scheduler = state.scheduler
-    here = scheduler.part()
-    origin, pace = scheduler.rows()
+    origin, _ = scheduler.rows()
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         where = scheduler.where(number)
         block = block_at(scheduler, where)
         item = scheduler.places(where)[1]
-        far_first, _ = keys_of(item, TERMS - 1)
         for c in range(0, cfg.consumers):
             mine = r + c * ROWS
-            row = block.start + gl.minimum(mine, block.height - 1) * pace
+            rows = rows_of(block, item, mine, state)
+            row = rows.token
             lse_at = state.Lse + (block.batch.to(gl.int64) * state.heads + block.head) * state.length + origin + row
-            before = gl.load(lse_at, mask=mine < block.height, other=0.0)
+            before = gl.load(lse_at, mask=rows.valid, other=0.0)
             marked = before != before
             if gl.max(marked.to(gl.int32), 0) != 0:
-                first, heads = origin + block.start + c * ROWS * pace, (block.batch, block.head)
-                fetch(matrix(state.q.index(0)), inputs[0], heads, first, (block.height - c * ROWS, pace), cfg.d)
-                none = gl.full([ROWS], float("-inf"), gl.float32, of_rows)
-                zero = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
-                sums = Online(zero, gl.zeros([ROWS], gl.float32, of_rows), none)
-                heads = (block.batch, block.kv_head)
-                low, high = seen_of(here, item, mine, block, 0, state)
-                term = Term(low, high, run_of(item, 0, TERMS), gl.load(here) + block.first, gl.load(here + PART))
-                sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
-                if TERMS == 2:
-                    other = here + TERM
-                    low, high = seen_of(other, item, mine, block, 1, state)
-                    run = run_of(item, 1, TERMS)
-                    term = Term(low, high, run, gl.load(other) + far_first, gl.load(other + PART))
-                    sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
+                fetch_queries(c, block, item, inputs[0], state)
+                sums = sums_of_terms(item, rows, mine, block, (inputs[1], inputs[2]), columns, state)
                 acc, total, largest = sums.acc, sums.total, sums.largest
                 if cfg.sinks:
                     sink = gl.load(state.Sinks + block.head) * LOG2E
@@ -165,7 +240,7 @@ def overflowed_rows(state, inputs):
                 lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
                 gl.store(lse_at, lse, mask=marked)
                 of_acc: gl.constexpr = gl.SliceLayout(1, accumulator(WIDTH_V))
-                out_row = gl.convert_layout(row, of_acc)
+                out_row = gl.convert_layout(row, of_acc).to(gl.int64)
                 at = gl.expand_dims(out_row * (state.Out.per_row * UNIT), 1) + gl.expand_dims(dims, 0)
                 at = state.Out.row(block.batch, block.head, origin) + at
                 mask = gl.expand_dims(gl.convert_layout(marked, of_acc), 1)

@@ -9,6 +9,8 @@ from those in between, and what a row sees is read from the tables.
 
 from __future__ import annotations
 
+from typing import Any
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
@@ -16,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of, with_weights
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
+from weft.kernels.gpu.hopper.ops.grids import grid_words
 from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import opaque
@@ -36,7 +39,7 @@ class Own:
     """What a consumer has of a run: its queries, and where bounds cut."""
 
     q: gl.shared_memory_descriptor
-    cut: Cut
+    cut: Any
 
 
 @aggregate
@@ -66,20 +69,32 @@ def ask_sums(i, ahead, state):
 
 
 @gluon.jit
-def cut_scores(x, j, cut, scoring):
-    """Scores of tile j of a run, -inf where a row does not see the key."""
-    TILE: gl.constexpr = x.type.shape[1]
-    words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
+def tile_at(j, cut, cfg: gl.constexpr):
+    """Where tile j of a run is: the word of its list on a grid, read before scores are waited for."""
+    if cfg.axes:
+        j = gl.load(cut.words + j)
+    return j
+
+
+@gluon.jit
+def cut_scores(x, at, cut, scoring, cfg: gl.constexpr):
+    """Scores of a tile of a run, -inf where a row does not see the key. at: see `tile_at`."""
+    TILE: gl.constexpr = cfg.columns
+    if cfg.axes:
+        words, bit = grid_words(at, cut, scoring.columns, cfg)
+    else:
+        words, bit = mask_words(cut.low - at * TILE, cut.high - at * TILE, scoring.columns)
     return masked(x, words, bit, float("-inf"))
 
 
 @gluon.jit
 def first_tile(i, j, s, own, sums, state, scoring):
     """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
+    cfg: gl.constexpr = state.cfg
+    at = tile_at(j, own.cut, cfg)
     x = warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),))
     state.tiles.release(i)
-    cfg: gl.constexpr = state.cfg
-    x = cut_scores(x, j, own.cut, scoring)
+    x = cut_scores(x, at, own.cut, scoring, cfg)
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
     return Ahead(with_weights(sums, p, cfg.row_max), in_words(p, state.v.dtype))
 
@@ -95,12 +110,13 @@ def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
     """Another one, beside the product of the one before. MASK: bounds may cut it."""
     cfg: gl.constexpr = state.cfg
     i = opaque(i)  # as in `fwd.walk`
+    at = tile_at(j, own.cut, cfg) if MASK else j
     x = ask_scores(i, own.q, state, scoring)
     acc = ask_sums(i - 1, before, state)
     x = warpgroup_mma_wait(1, (x,))
     state.tiles.release(i)
     if MASK:
-        x = cut_scores(x, j, own.cut, scoring)
+        x = cut_scores(x, at, own.cut, scoring, cfg)
     if cfg.row_max == "online":  # which multiplies sums
         acc = warpgroup_mma_wait(0, (acc,))
         p, sums = weights_of(x, s, with_acc(before.sums, acc), scoring, cfg.row_max)
@@ -130,7 +146,7 @@ def pass_over(i, count, state):
 @gluon.jit
 def add_run(i, s, place, seen, cut, sums, state, scoring):
     """(tiles so far, sums) with a consumer's tiles of a run. place: of its queries; seen: which tiles; s: how many it
-    had before.
+    had before; cut: a Cut, or on a grid a GridCut.
     """
     begin, end = seen.begin, seen.end
     here = i - begin

@@ -1,10 +1,10 @@
 """What every emitted kernel calls: bounds of rows, read from the tables of a plan. Functions of Triton, inlined.
 
 `stairs` reads four staircases of eight integers (`weft.pattern.bounds.Stair`) at known places, so all loads start
-together; `lines` eight integers of two of them, where these are clipped lines and the others say nothing, as windows
-and causal masks have them. `lower_table` and `upper_table` walk lists of any length; a record of theirs is BOUND
-integers, 0 and a staircase, or 1 and three places in the tables: the breaks and values of a step function (`Steps`),
-and for each tile the first and last value that it needs.
+together. `lines` reads eight integers of two of them. It serves windows and causal masks, whose bounds are two clipped
+lines. `lower_table` and `upper_table` walk lists of any length. A record of theirs is BOUND integers: 0 and a
+staircase, or 1 and three places in the tables. Those are the breaks and values of a step function (`Steps`), and the
+first and last value that each tile needs.
 """
 
 from __future__ import annotations

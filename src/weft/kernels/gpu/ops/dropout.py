@@ -90,34 +90,55 @@ def _halves(C: tl.constexpr, scores, mine, theirs, first, at):
     """The 16 bits of each pair, above others: of the tokens first + mine and at + theirs. first, at: multiples of 16,
     which are whole groups.
 
-    It is written for each pair. A thread that holds several pairs of one call of Philox makes it once: where mine and
-    theirs count rows and columns, the compiler sees that its arguments are the same. Such eight pairs are the queries q
-    and q ^ 8 against the keys k, k ^ 1, k ^ 8 and k ^ 9.
+    It is written for each pair. A thread that holds several pairs of one call of Philox makes it once. Mine and theirs
+    count rows and columns, so the compiler sees that the arguments are the same. Such eight pairs are the queries q and
+    q ^ 8 against the keys k, k ^ 1, k ^ 8 and k ^ 9.
     """
     if C.of_keys:
         q, k, q_first, k_first = theirs[None, :], mine[:, None], at, first
     else:
         q, k, q_first, k_first = mine[:, None], theirs[None, :], first, at
-    x0, x1, x2, x3 = _philox(scores, (q_first >> 1) + _group(q), (k_first >> 2) + (_group(k) >> 1))
+    x0, x1, x2, x3 = _philox(C, scores, (q_first >> 1) + _group(q), (k_first >> 2) + (_group(k) >> 1))
     later = (k & 8) != 0
     word = tl.where((q & 8) != 0, tl.where(later, x3, x2), tl.where(later, x1, x0))
-    return word << (16 - (k & 1) * 16).to(tl.uint32)  # that of an odd key lies there already
+    shift = (16 - (k & 1) * 16).to(tl.uint32)  # those of an odd key lie there already
+    if C.direct:  # LLVM would multiply once more for the lower bits, in two rounds
+        word, shift = tl.broadcast(word, shift)
+        found = tl.inline_asm_elementwise(
+            "shl.b32 $0, $1, $2;", "=r,r,r", [word, shift], dtype=tl.uint32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        found = word << shift
+    return found
 
 
 @triton.jit
-def _philox(scores, x0, x1):
+def _philox(C: tl.constexpr, scores, x0, x1):
     """Four words of groups of queries x0 and of keys x1, which broadcast."""
     x0, x1 = x0.to(tl.uint32), x1.to(tl.uint32)
     x2, x3 = scores.dropping.head.to(tl.uint32), scores.b.to(tl.uint32)
     key_0, key_1 = scores.dropping.key_0, scores.dropping.key_1
     for _ in tl.static_range(ROUNDS):
-        # 64 bits at once: one instruction where the halves would be two
-        one, other = x0.to(tl.uint64) * FIRST, x2.to(tl.uint64) * SECOND
-        x0, x1 = (other >> 32).to(tl.uint32) ^ x1 ^ key_0, other.to(tl.uint32)
-        x2, x3 = (one >> 32).to(tl.uint32) ^ x3 ^ key_1, one.to(tl.uint32)
+        one, other = _product(C, x0, FIRST), _product(C, x2, SECOND)
+        x0, x1 = other[0] ^ x1 ^ key_0, other[1]
+        x2, x3 = one[0] ^ x3 ^ key_1, one[1]
         key_0 = tl.add(key_0, BUMP_0, sanitize_overflow=False)
         key_1 = tl.add(key_1, BUMP_1, sanitize_overflow=False)
     return x0, x1, x2, x3
+
+
+@triton.jit
+def _product(C: tl.constexpr, x, factor: tl.constexpr):
+    """The upper and the lower 32 bits of a product: one instruction where the halves would be two."""
+    if C.direct:  # LLVM tells halves apart in some rounds
+        high, low = tl.inline_asm_elementwise(
+            "{ .reg .b64 all; mul.wide.u32 all, $2, $3; mov.b64 {$1, $0}, all; }", "=r,=r,r,r",
+            [x, factor], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        product = x.to(tl.uint64) * factor
+        high, low = (product >> 32).to(tl.uint32), product.to(tl.uint32)
+    return high, low
 
 
 @triton.jit

@@ -15,8 +15,8 @@ Strided = namedtuple("Strided", "pointer batch head row dim")
 # Rows of a tensor: where they are counted from, and how far each lies from there (rows,), in elements.
 Block = namedtuple("Block", "pointer inside")
 
-# One head of a tensor whose rows are walked: where it begins; how far each row of a tile, (rows, 1) or transposed, lies
-# from the tile's first row, unless tiles differ in that; and `columns` of its head dimension.
+# One head of a tensor whose rows are walked. pointer: where it begins. inside: how far each row of a tile, (rows, 1) or
+# transposed, lies from the tile's first row, unless tiles differ in that. columns: of its head dimension.
 Walked = namedtuple("Walked", "tensor pointer inside columns")
 
 
@@ -93,8 +93,8 @@ def pointers(C: tl.constexpr, tensor, block, column):
 # ---- loads and stores ------------------------------------------------------------------------------------------------
 @triton.jit
 def read(C: tl.constexpr, chunk, where, rows, live):
-    """What lies at pointers (rows, width); 0 in rows outside of their mask (rows, 1), which may be None, and in columns
-    that do not exist.
+    """What lies at pointers (rows, width). Rows outside of their mask (rows, 1), which may be None, give 0; so do
+    columns that do not exist.
     """
     if rows is None:
         value = tl.load(where, mask=live, other=0.0) if chunk[2] < chunk[1] else tl.load(where)

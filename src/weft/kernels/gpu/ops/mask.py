@@ -27,9 +27,9 @@ Penalties = namedtuple("Penalties", "axes begins ends hot")
 # ---- pairs on lines and in blocks ------------------------------------------------------------------------------------
 @triton.jit
 def masked(C: tl.constexpr, KIND: tl.constexpr, rows, tile, values, outside: tl.constexpr):
-    """Some values (rows, cols) of the pairs of a tile, and `outside` of the mask a number instead.
+    """Values (rows, cols) of the pairs of a tile; where the mask forbids a pair, `outside`.
 
-    On grids scores have their penalties, and only lists are left to ask.
+    C.rank is 0 for listed blocks. On grids scores have their penalties, and only lists are left to ask.
     """
     if C.rank == 0:
         values = _mask_block(C, rows, tile, values, outside)
@@ -86,7 +86,7 @@ def _mask_sides(C: tl.constexpr, visit, values, outside: tl.constexpr):
 
 @triton.jit
 def _mask_edge_if_any(C: tl.constexpr, tile, values, outside: tl.constexpr):
-    """The same for a tile of a loop over full ones too."""
+    """`_mask_edge`, left out where the tile is a full one."""
     line, j = tile.visit.line, tile.visit.j
     after = j >= line.full
     if C.more:

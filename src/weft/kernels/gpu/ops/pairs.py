@@ -5,7 +5,7 @@ import triton.language as tl
 
 from weft.kernels.gpu.ops.bounds import tanh
 
-__all__ = ["floor_divide", "read_now", "remainder", "tanh"]
+__all__ = ["floor_divide", "read_ahead", "read_now", "remainder", "tanh"]
 
 
 @triton.jit
@@ -29,4 +29,12 @@ def read_now(pointers):
     """
     return tl.inline_asm_elementwise(
         "ld.global.nc.f32 $0, [$1];", "=f,l", [pointers], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def read_ahead(pointers):
+    """The same long before they are needed. It stays before the next barrier, behind which `read_now` is moved."""
+    return tl.inline_asm_elementwise(
+        "ld.global.f32 $0, [$1];", "=f,l", [pointers], dtype=tl.float32, is_pure=True, pack=1
     )

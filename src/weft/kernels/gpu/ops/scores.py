@@ -83,23 +83,23 @@ def begin(C: tl.constexpr, scores, rows, tile):
             found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured, apart)
         else:
             found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured)
-        begun = found[0] * (1.0 / scores.scale), _others(found)
+        begun = found[0] * (1.0 / scores.scale), others(found)
     return begun
 
 
 @triton.jit
-def _others(found):
+def others(found):
     """All that a fragment gave but the first."""
-    others = ()
+    more = ()
     for n in tl.static_range(1, len(found)):
-        others += (found[n],)
-    return others
+        more += (found[n],)
+    return more
 
 
 @triton.jit
 def _apart(C: tl.constexpr, rows, tile):
-    """Where the entry of each pair lies, as a sum of two: k - q; on a grid, of X times Y tokens, (ky - qy) * (2 Y - 1)
-    + kx - qx.
+    """Where the entry of each pair lies, as a sum of two. On a line: k - q. On a grid of X times Y tokens:
+    (ky - qy) * (2 Y - 1) + kx - qx.
     """
     if C.rank > 1:
         mine, theirs = rows.at[0], _coordinates(tile, 0)
@@ -152,7 +152,7 @@ def _by_functions(C: tl.constexpr, product, scores, rows, tile):
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured, _apart(C, rows, tile))
     else:
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured)
-    return found[0] * LOG2E, (capped, _others(found))
+    return found[0] * LOG2E, (capped, others(found))
 
 
 @triton.jit
@@ -187,15 +187,9 @@ def kept_sums(C: tl.constexpr, sums, scores):
 def weighed(C: tl.constexpr, p, kept_p, dp, delta):
     """The gradients of scores from those of kept weights, p * (dp - delta). kept_p: weights, 0 where they are dropped.
 
-    With dropout they and delta are divided by what kept weights are multiplied by: see `true_scale`.
+    With dropout they and delta are divided by what kept weights are multiplied by.
     """
     return kept_p * dp - p * delta if C.dropout else p * (dp - delta)
-
-
-@triton.jit
-def true_scale(C: tl.constexpr, scale, dropping):
-    """What sums of such gradients are multiplied by, where without dropout it is `scale`."""
-    return scale * dropping[2] if C.dropout else scale
 
 
 @triton.jit

@@ -15,8 +15,9 @@ SHARERS = tl.constexpr(4)  # threads that share a row of a product; each has two
 
 # What a row (rows,) has summed: acc (rows, dv) in chunks, weights times values; largest: its largest score in units of
 # log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); top: each thread's
-# largest weight (rows, SHARERS), as the bits of an integer, where its rounding counts.
-Sums = namedtuple("Sums", "acc largest total top")
+# largest weight (rows, SHARERS), as the bits of an integer, where its rounding counts. ahead: what products of the next
+# tile begin with (rows, cols), where it is read a tile ahead.
+Sums = namedtuple("Sums", "acc largest total top ahead")
 
 
 @triton.jit
@@ -25,7 +26,7 @@ def no_sums(C: tl.constexpr, ONLINE: tl.constexpr):
     total = tl.zeros((C.rows, SHARERS), tl.float32) if C.partial else tl.zeros((C.rows,), tl.float32)
     largest = tl.full((C.rows,), float("-inf"), tl.float32) if ONLINE else ()
     top = tl.zeros((C.rows, SHARERS), tl.int32) if C.rounds and not ONLINE else ()
-    return Sums(zeros(C, C.dv), largest, total, top)
+    return Sums(zeros(C, C.dv), largest, total, top, ())
 
 
 @triton.jit

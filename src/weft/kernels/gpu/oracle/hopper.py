@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.oracle import bounds
+from weft.kernels.gpu.oracle import bounds, grids
 from weft.kernels.gpu.oracle.backward import subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -130,7 +130,11 @@ def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
 
 # ---- forward ---------------------------------------------------------------------------------------------------------
 def forward(call: Call) -> None:
-    """Out and Lse of one or two terms, whose tiles tensor descriptors read."""
+    """Out and Lse of one or two terms, or of one on a grid. Tensor descriptors read their tiles."""
+    if call.spec.boxes:
+        for block in blocks(call):
+            grids.block_of(call, block.words, block.mine, block.owner[:3], block.parts_at)
+        return
     near, far = ("K_near", "V_near"), ("K_far", "V_far")
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
     sinks = call.flat("Sinks") if call.spec.sinks else None
@@ -231,10 +235,10 @@ def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tup
 
 # ---- dK and dV -------------------------------------------------------------------------------------------------------
 def key_gradients(call: Call) -> None:
-    """DK and DV of one term; where all gradients come of one walk, what DQ is added besides."""
+    """DK and DV of one term, or one of them; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
-        if call.spec.with_dq:
-            _all_gradients(call, block)
+        if call.spec.with_dq or call.spec.makes != "both":
+            _gradients_by_boxes(call, block)
             continue
         law(block.owner.heads == 1, "a kernel of one head meets a group of heads")
         for group in range(-(-block.height // GROUP)):
@@ -274,10 +278,10 @@ def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Int
     call.tensor("DV").store(dv, batch, kv_head, keys)
 
 
-# ---- all gradients ---------------------------------------------------------------------------------------------------
-def _all_gradients(call: Call, block: Block) -> None:
-    """DK and DV of a block's keys, of all heads that share them, and what they add to DQ. Every group
-    walks every tile of the run.
+# ---- by boxes --------------------------------------------------------------------------------------------------------
+def _gradients_by_boxes(call: Call, block: Block) -> None:
+    """DK and DV of a block's keys, or one of the two, of all heads that share them, and what they add to DQ. Every
+    group walks every tile of the run.
     """
     _check_size(call, block)
     batch, kv_head, head, share = block.owner
@@ -291,24 +295,26 @@ def _all_gradients(call: Call, block: Block) -> None:
         dk, dv = np.zeros_like(k), np.zeros_like(v)
         for h in range(head, head + share):
             for j in range(walk.tiles):
-                _check_cut(walk, found, exists, j)
+                _check_cut(call, walk, found, exists, j)
                 at = _tile_at(call, block, walk, places[1][0], j), places[1][1]
                 more = _tile_gradients(call, (batch, h), at, walk, j, (k, v))
                 dk, dv = dk + more[0], dv + more[1]
-        call.tensor("DK").store(dk * call.real("scale"), batch, kv_head, keys)
-        call.tensor("DV").store(dv, batch, kv_head, keys)
+        for name, half, made in (("DK", "dk", dk * call.real("scale")), ("DV", "dv", dv)):
+            if call.spec.makes in ("both", half):
+                call.tensor(name).store(made, batch, kv_head, keys)
 
 
-def _check_cut(walk: Walk, found: Range, exists: Ints, j: int) -> None:
-    """A tile that is not masked is full, of all rows of the group: others would add to DQ."""
+def _check_cut(call: Call, walk: Walk, found: Range, exists: Ints, j: int) -> None:
+    """A tile that is not masked is full. Where DQ is added to, it has all rows of the group: others would add too."""
     if found.below <= j < found.beyond:
-        law(exists.size == GROUP and walk.mask(j).all(), "a tile that is not masked is not full")
+        whole = exists.size == GROUP or not call.spec.with_dq
+        law(whole and walk.mask(j)[exists].all(), "a tile that is not masked is not full")
 
 
 def _tile_gradients(
     call: Call, heads: tuple[int, int], place: tuple[int, int], walk: Walk, j: int, own: tuple[Reals, Reals]
 ) -> tuple[Reals, Reals]:
-    """(dK, dV) of some keys with tile j of a run of queries, whose DQ is added to."""
+    """(dK, dV) of some keys with tile j of a run of queries, whose DQ may be added to."""
     (batch, head), (k, v) = heads, own
     tokens = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
     at = _boxed(call.box("Q_box"), place, tokens, "queries")
@@ -318,7 +324,8 @@ def _tile_gradients(
     mask = walk.mask(j)[: len(k), : tokens.size]
     p = np.where(mask, np.exp(np.where(mask, k @ q.T * call.real("scale") - lse, -np.inf)), 0.0)
     ds = p * np.where(mask, v @ do.T - delta, 0.0)
-    dq = np.zeros((walk.tile, k.shape[1]))
-    dq[: tokens.size] = ds.T @ k * call.real("scale")
-    call.box("DQ_box").add(dq, batch, head, *at)
+    if call.spec.with_dq:
+        dq = np.zeros((walk.tile, k.shape[1]))
+        dq[: tokens.size] = ds.T @ k * call.real("scale")
+        call.box("DQ_box").add(dq, batch, head, *at)
     return ds @ q, p @ do

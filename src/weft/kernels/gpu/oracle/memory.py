@@ -224,13 +224,19 @@ class Call:
         law(slot.strides == dense.strides, f"{slot.name} is read as contiguous, and has strides {slot.strides}")
         return self._array(slot.name, -width)
 
-    def box(self, name: str) -> Box:
-        """A tensor descriptor."""
+    def described(self, name: str) -> tuple[Descriptor, Slot, Array]:
+        """A tensor descriptor, and the slot that it is of."""
         found = self._argument(name)
         law(isinstance(found, Descriptor), f"{name} is no descriptor")
         assert isinstance(found, Descriptor)
-        walked = (name[0] in "KV") if self.spec.direction == "forward" else (self.spec.with_dq and name[0] not in "KV")
-        return Box(self._array(found.slot, 3), self.memory.slots[found.slot], found, self.spec.cols if walked else 64)
+        return found, self.memory.slots[found.slot], self._array(found.slot, 3)
+
+    def box(self, name: str) -> Box:
+        """A tensor descriptor of a line."""
+        found, slot, array = self.described(name)
+        of_keys = self.spec.with_dq or self.spec.makes != "both"
+        walked = (name[0] in "KV") if self.spec.direction == "forward" else (of_keys and name[0] not in "KV")
+        return Box(array, slot, found, self.spec.cols if walked else 64)
 
     def _argument(self, name: str) -> Argument:
         law(name in self.launch.named, f"{self.launch.kernel.name} has no argument {name}")

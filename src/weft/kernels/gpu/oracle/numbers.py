@@ -32,8 +32,8 @@ class Scoring:
     def __init__(self, call: Call, shift: int) -> None:
         spec, self.shift = call.spec, shift
         self.scale = call.real("scale")
-        self.softcap = call.real("softcap") if spec.softcap else None
-        self.slopes = call.flat("Slopes") if spec.alibi else None
+        self.softcap = call.real("softcap") if getattr(spec, "softcap", False) else None
+        self.slopes = call.flat("Slopes") if getattr(spec, "alibi", False) else None
         self.call = call
         self.rule = _rule(call) if getattr(spec, "rules", None) is not None else None
 

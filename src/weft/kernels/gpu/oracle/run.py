@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.kernels.gpu.components.spec import ComponentSpec
 from weft.kernels.gpu.documents.spec import TablesSpec
-from weft.kernels.gpu.oracle import backward, documents, forward, fused, hopper, rows, sinks
+from weft.kernels.gpu.oracle import backward, components, documents, forward, fused, hopper, rows, sinks
 from weft.kernels.gpu.oracle.memory import Call, Memory, Reals
 from weft.kernels.gpu.program import Convert, Fill, Launch, LaunchProgram, Step
 from weft.kernels.gpu.spec import KernelSpec
@@ -71,6 +72,8 @@ def kernel_of(launch: Launch) -> Kernel:
     elif isinstance(spec, TablesSpec):
         of_groups = documents.blocks if spec.blocks else documents.items
         found = of_groups if spec.groups else documents.tables
+    elif isinstance(spec, ComponentSpec):
+        found = components.forward if spec.direction == "forward" else components.gradients
     elif isinstance(spec, KernelSpec):
         found = (OF_GROUPS if spec.groups else OF_TILES).get(spec.direction)
     elif isinstance(spec, str):

@@ -19,6 +19,7 @@ from weft.kernels.gpu.descriptors import walk_names
 from weft.kernels.gpu.hopper.launch import FusedLaunches
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
+from weft.kernels.gpu.programs.components import components_backward
 from weft.kernels.gpu.programs.launches import (
     Bindings,
     Packed,
@@ -30,7 +31,7 @@ from weft.kernels.gpu.programs.launches import (
 from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics, with_dropout
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families import fused_backward, one_kernel
+from weft.planning.families import components, fused_backward, one_kernel
 from weft.planning.families.fused_backward import FusedBackward
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -48,6 +49,8 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     """
     refuse_atomics(plan, layout, options)
     family = select.gradients(plan, layout, options)
+    if family == components.NAME:
+        return components_backward(plan, layout, options)
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
         return fused_program(plan, plan.fused_backward, layout, options)

@@ -107,8 +107,10 @@ def documents_forward_program(
 def documents_backward_program(
     plan: AttentionPlan, layout: Layout, options: Options, asked: Documents
 ) -> LaunchProgram:  # fmt: skip
-    """As `backward_program`, not of keys in pages: by warp groups that add to dQ in memory, where documents say so and
-    the order of sums is free; else by two kernels, and the same bits every time.
+    """As `backward_program`, but not of keys in pages.
+
+    Warp groups add to dQ in memory where documents say so and the order of sums is free. Else two kernels compute
+    gradients, with the same bits every time.
     """
     free = asked.sums is not None and not options.deterministic
     if asked.sums is not None and free and may_specialise(layout, options, plan.problem):

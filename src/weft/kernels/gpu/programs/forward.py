@@ -10,19 +10,23 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import for_card, overlaps
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
+from weft.kernels.gpu.programs.components import components_forward
 from weft.kernels.gpu.programs.launches import Bindings, Packed, tables_of, wave_launches, widened
 from weft.kernels.gpu.programs.sinks import join_sinks
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.gpu.score.slots import captured_by, with_dropout
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families import split_kv
+from weft.planning.families import components, split_kv
 from weft.settings import interpreted
 
 
 def chosen_forward(plan: AttentionPlan, layout: Layout, options: Options, processors: int) -> LaunchProgram:
     """The program of the family that the plan takes. processors: multiprocessors of the card."""
-    if select.forward(plan, options) == split_kv.NAME:
+    family = select.forward(plan, layout, options)
+    if family == components.NAME:
+        return components_forward(plan, layout, options)
+    if family == split_kv.NAME:
         assert plan.by_rows is not None, "what is selected is taken"
         return split_kv_program(plan.by_rows.plan, layout, options, processors, chained=overlaps(plan.target))
     return forward_program(plan, layout, options)

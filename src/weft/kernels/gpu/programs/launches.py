@@ -167,8 +167,8 @@ def wave_launches(
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
             reach = wave.reach or ()
-            if spec.with_dq:
-                which = (*OF_KEYS, *OF_SUMS)
+            if spec.with_dq or ones[0].makes != "both":
+                which = (*OF_KEYS, *OF_SUMS) if spec.with_dq else OF_KEYS
                 boxes = boxes_of(which, walk_names(which), reach, plan.problem, bound.strides)
             elif not spec.of_keys:
                 names = box_names(ones[0].terms)

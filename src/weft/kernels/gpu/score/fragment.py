@@ -1,6 +1,6 @@
 """Score functions as text: jit functions of straight lines, which the entry of a kernel has beside the kernel.
 
-`pair_score` gives the score of a pair, and what gradients need of it; `pair_through` turns the gradient by the score
+`pair_score` gives the score of a pair, and what gradients need of it. `pair_through` turns the gradient by the score
 into that by the score before all functions. Both are pointwise over the pairs (rows, cols) of a tile, whose indices
 broadcast.
 """
@@ -21,7 +21,7 @@ CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "where": "tl
          "log": "tl.log", "sqrt": "tl.sqrt", "sin": "tl.sin", "cos": "tl.cos", "floor": "tl.floor", "tanh": "tanh",
          "erf": "tl.erf",
          "floordiv": "floor_divide", "mod": "remainder"}  # fmt: skip
-HELPERS = ("tanh", "floor_divide", "remainder", "read_now")  # of `weft.kernels.gpu.ops.pairs`
+HELPERS = ("tanh", "floor_divide", "remainder", "read_now", "read_ahead")  # of `weft.kernels.gpu.ops.pairs`
 CASTS = {"real": "tl.float32", "int": "tl.int32"}
 ARGUMENTS = ("score", "b", "h", "q", "k", "shift", "captured")
 PAIR = frozenset("qk")
@@ -40,12 +40,12 @@ class Fragment:
     helpers: tuple[str, ...]
 
 
-def fragment(rules: Rules, gradients: bool, adds: bool = False, direct: bool = False) -> Fragment:
+def fragment(rules: Rules, gradients: bool, adds: bool = False, read: str = "tl.load") -> Fragment:
     """The functions of a kernel; gradients: it makes some, and so needs derivatives. adds: of scores no function is
-    written, but of what is added to them. direct: see `KernelSpec`.
+    written, but of what is added to them. read: what reads tables by distance.
     """
     made = derived(rules.expression)
-    write = _Writer(rules, made.steps, direct)
+    write = _Writer(rules, made.steps, read)
     terms = added_to_score(rules.expression) if adds else ()
     slope = made.by_score if gradients else None
     reads = [reads_of(rules.expression)[one.number] for one in rules.entries] if gradients else []
@@ -87,8 +87,8 @@ def _constant_times(write: _Writer, slope: Ref | None) -> str:
 class _Writer:
     """Writes steps as lines. A step's name is a variable, a leaf or a constant."""
 
-    def __init__(self, rules: Rules, steps: Sequence[Step], direct: bool) -> None:
-        self.rules, self.steps, self.direct = rules, steps, direct
+    def __init__(self, rules: Rules, steps: Sequence[Step], read: str) -> None:
+        self.rules, self.steps, self.read = rules, steps, read
         self.depends = self._dependencies()
 
     def _dependencies(self) -> list[frozenset[str]]:
@@ -168,8 +168,7 @@ class _Writer:
         table = f"captured{number}"
         if one.along:
             places = [f"{self._within(a, number, axis)} * {table}_s{axis}" for axis, a in enumerate(step.args[:-1])]
-            read = "read_now" if self.direct else "tl.load"
-            return f"{read}((({table} + ({' + '.join(places)})) + apart[0]) + apart[1])"
+            return f"{self.read}((({table} + ({' + '.join(places)})) + apart[0]) + apart[1])"
         alone: list[str] = []  # offsets of a program
         shared: list[str] = []  # and of its pairs
         for axis, arg in enumerate(step.args):

@@ -14,6 +14,7 @@ from weft.kernels.gpu.score.spec import (
     DENSE,
     DIAGONALS,
     OF_ROWS,
+    OF_TILES,
     OFFSETS,
     ORDERED,
     PAIRS,
@@ -90,7 +91,7 @@ ITEMS = 65536  # programs along one axis of a grid, at most, and one
 
 
 # ---- gradients of tables ---------------------------------------------------------------------------------------------
-NAMES = {OFFSETS: "offsets", ORDERED: "programs"}
+NAMES = {OFFSETS: "offsets", ORDERED: "programs", OF_TILES: "tiles"}
 APART = 1 << 29  # sums of programs, at most: 2 GiB
 ATOMIC = (SHARED, DIAGONALS, OFFSETS, PAIRS)  # several programs add to one place, in no fixed order
 
@@ -100,10 +101,10 @@ def entries_of(
 ) -> tuple[tuple[Entry, ...], list[Slot]]:
     """What the kernel of one side sums for gradients of tables, and slots entries_0, ..., of the number of each read.
 
-    Sums of rows are (B, Hq, M or N), of diagonals (B, Hq, M + N - 1), of pairs as their tables, dense ones (B, Hq, M,
-    N) or, where heads share them, (M, N). Those of offsets on a grid are slots offsets_0, ..., (B, Hq, 2 X - 1, 2 Y -
-    1) for axes of X and Y tokens; sums along diagonals that have one order are programs_0, ..., (B, Hq, tiles, M + N -
-    1), with those of each tile of queries apart.
+    Sums of rows are (B, Hq, M or N), of diagonals (B, Hq, M + N - 1), of pairs as their tables. Dense ones are (B, Hq,
+    M, N), or (M, N) where heads share them. Those of offsets on a grid of X times Y tokens are slots offsets_0, ...,
+    (B, Hq, 2 X - 1, 2 Y - 1). Sums along diagonals that have one order are programs_0, ..., (B, Hq, tiles, M + N - 1):
+    those of each tile of queries stand apart.
     """
     if not any(options.wanted):
         return (), []
@@ -145,8 +146,8 @@ def _kind_of(read: Read, plan: AttentionPlan, layout: Layout, options: Options) 
 
 
 def _tiles_apart(plan: AttentionPlan, options: Options) -> int:
-    """Tiles of queries of dQ, where one nest has them all, on a line without steps and lists; 0 where sums of each
-    apart would be no order, or too much memory.
+    """Tiles of queries of dQ, where one nest has them all, on a line without steps and lists. It is 0 where sums of
+    each apart would have no order, or take too much memory.
     """
     p = plan.problem
     shares = plan.unspecialised("dq", under(options))

@@ -28,16 +28,17 @@ class Captured:
 
 
 # What a read depends on: where gradients of what it gave are summed.
-OF_ROWS, DENSE, SHARED, ORDERED, DIAGONALS, OFFSETS, PAIRS = range(7)
+OF_ROWS, DENSE, SHARED, ORDERED, DIAGONALS, OFFSETS, PAIRS, OF_TILES = range(8)
 
 
 @dataclass(frozen=True)
 class Entry:
     """Gradients of what a read gave, which a kernel sums. number: of the read, among `reads_of` the functions.
 
-    kind: OF_ROWS where it depends on the side that stays, DIAGONALS on k - q, ORDERED likewise with sums of each
-    program apart, OFFSETS on differences of coordinates of the grid that is walked; DENSE where every pair of a head
-    has its own entry, SHARED where heads share these; PAIRS of any other, which is added to the table's entries.
+    kind: OF_ROWS where it depends on the side that stays; DIAGONALS on k - q. ORDERED likewise, with sums of each
+    program apart. OFFSETS on differences of coordinates of the grid that is walked. DENSE where every pair of a head
+    has its own entry; SHARED where heads share these. PAIRS of any other, which is added to the table's entries.
+    OF_TILES: every pair of a tile has its own sum over batch rows, see `weft.kernels.gpu.components`.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """The run of live keys of a few rows, read from the records of a plan. Functions of Triton.
 
-A record of a term is CLASSES integers about residue classes, then `bounds` lower and as many upper bounds of BOUND
-integers each: 0 and a staircase, or 1 and where a step function lies (`tables.term_record`).
+A record of a term is CLASSES integers about residue classes, then `bounds` lower and as many upper bounds. Each has
+BOUND integers: 0 and a staircase, or 1 and where a step function lies (`tables.term_record`).
 """
 
 from __future__ import annotations

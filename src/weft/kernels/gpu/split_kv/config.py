@@ -15,9 +15,11 @@ class Config(NamedTuple):
 
     d, dv: chunks of both head dimensions. steps: some bound is a step function. page: tokens of a page of keys, 0 where
     they lie in none. paired: a tile of keys lies in two pages at most. precision: of products of float32, None for
-    other types. rank, linear, of_keys, scored, adds, dropout: what the fragments of tile kernels ask beside: keys lie
-    on a line, scores are scaled before their maximum is taken, queries are the side that stays, and no score function
-    or dropout is there.
+    other types.
+
+    The fragments of tile kernels ask for the rest. rank: keys lie on a line. linear: scores are scaled before their
+    maximum is taken. of_keys: queries are the side that stays. scored, adds, dropout: there is no score function and
+    no dropout.
     """
 
     rows: int

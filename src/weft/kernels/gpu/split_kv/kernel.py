@@ -1,8 +1,9 @@
 # ruff: noqa: PLR0913 - what a kernel is told
 """One share of the keys of a few rows: what a program of split-KV does. Functions of Triton.
 
-The rows of a program are the query heads of one key/value head, for one token or several whose keys lie in the same
-residue classes. They share every key that is read. A program takes an equal share of the tiles of keys of all terms.
+The rows of a program are the query heads of one key/value head, for one token. There are several tokens where their
+keys lie in the same residue classes. The rows share every key that is read. A program takes an equal share of the key
+tiles of all terms.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def walk_terms(C: tl.constexpr, softmax, side, deal):
     """Every term in turn, of which the tiles in [begin, end) of all terms belong to the share.
 
     One integer goes from term to term. Two that grow alike (begin - tiles, end - tiles) were right in Triton's first
-    representation and not in its second, where one of them no longer changed (3.6.0, 3.7.1): terms were counted twice.
+    representation. In its second one of them no longer changed (3.6.0, 3.7.1), and terms were counted twice.
     """
     rows = side.rows
     WORDS: tl.constexpr = CLASSES + 2 * BOUND * C.bounds
@@ -169,8 +170,8 @@ def walk_terms(C: tl.constexpr, softmax, side, deal):
 def walk_tiles(C: tl.constexpr, softmax, first, count, run, side):
     """`count` tiles of a run, from tile `first` on.
 
-    Loops count from 0: Triton (3.6, 3.7) does not pipeline the loads of one that does not. And it loads keys only one
-    tile ahead where their addresses come of a load in the same tile: so pages are looked up a tile before.
+    Loops count from 0: Triton (3.6, 3.7) does not pipeline the loads of one that does not. It loads keys only one tile
+    ahead where their addresses come of a load in the same tile. So pages are looked up a tile before.
     """
     if side.keys.page:
         tl.debug_barrier()  # else ptxas asks for queries once pages are there, and keys wait for both in turn

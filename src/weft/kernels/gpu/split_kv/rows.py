@@ -35,8 +35,8 @@ class Keys(NamedTuple):
     The host gives shift and beside, from a query to its row among a term's and to the key beside it, and length. Or
     the device knows: pointers key_count, offset and window, of a cache of `capacity` tokens; see `spec.Counts`.
 
-    block_table: of a cache in pages of `page` tokens, a pointer to (batch rows, pages of each), with stride table_row;
-    it holds numbers of the `pages` that there are.
+    block_table: of a cache in pages of `page` tokens, a pointer to (batch rows, pages of each), with stride table_row.
+    It holds numbers of the `pages` that there are.
     """
 
     shift: Any = None
@@ -181,8 +181,8 @@ def column_of(C: tl.constexpr, place):
 def page_of(C: tl.constexpr, keys, batch, place):
     """The number of the page that holds each place of a batch row's cache, (cols,).
 
-    A place beyond the table counts as its last, and a number that is no page as the nearest, so that nothing outside of
-    table and cache is read: a page that no query sees may be gone, and lie between some that are seen.
+    A place beyond the table counts as its last, and a number that is no page as the nearest. So nothing outside of
+    table and cache is read. A page that no query sees may be gone, and lie between some that are seen.
     """
     last = keys.capacity // C.page - 1
     column = tl.minimum(tl.maximum(column_of(C, place), 0), last)

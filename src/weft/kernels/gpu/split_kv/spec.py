@@ -15,8 +15,8 @@ from weft.planning.problem import DTYPES
 from weft.planning.rowwise import RowPlan
 from weft.settings import interpreted
 
-# 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
-# (for distances); the number of keys.
+# 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it (for distances).
+# Then the number of keys.
 GROWING = ("shift", "beside", "length")
 # Pages that there are, and the stride of a batch row of the block table.
 PAGING = ("pages", "table_row")
@@ -211,8 +211,8 @@ def _is_plain(relation: Relation) -> bool:
 
 
 def heads_are_alike(plan: RowPlan, together: int) -> bool:
-    """Whether all heads have the same terms, as many heads are in each program, and the terms come first in the table:
-    no step function has a list before them.
+    """Whether all heads have the same terms, as many heads are in each program, and the terms come first in the table.
+    These come first where no step function has a list before them.
     """
     problem = plan.problem
     everyone = Heads((0, problem.batch), (0, problem.kv_heads), (0, problem.group))

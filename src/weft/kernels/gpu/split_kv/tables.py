@@ -1,9 +1,9 @@
 """Rows of a plan as split-KV kernels read them: one vector of 32-bit integers.
 
-terms     for each share of the plan the records of its terms: `term_record`, and before them the lists of their
-          step functions
-members   MEMBER integers for each group of query heads: batch row, key/value head, first query head, query heads,
-          terms, and where their records are
+lists: the step functions of terms, whose places their records name.
+terms: for each share of the plan the records of its terms (`term_record`).
+members: MEMBER integers for each group of query heads. They are batch row, key/value head, first query head, query
+heads, terms, and where their records are.
 """
 
 from __future__ import annotations

@@ -4,6 +4,6 @@
 |---|---|
 | `pack` `writer` | the records of one loop nest of a plan; integers appended, and where they begin |
 | `batches` | waves: loop nests of a plan that one launch of a kernel computes |
-| `boxes` | boxes of a grid, moved to where all their tokens exist |
-| `consumer_ranges` `tile_scheduler` | for warp groups: tiles of each consumer; blocks of each program |
+| `consumer_ranges` `grid_ranges` | for warp groups: tiles of each consumer on a line, and on a grid |
+| `tile_scheduler` | for warp groups: blocks of each program |
 """

@@ -21,7 +21,7 @@ from weft.pattern.relation import NDBool
 from weft.planning.heads import Heads, Share
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
-from weft.planning.tma import TmaExtent
+from weft.planning.tma import Extent
 from weft.planning.work import are_few, most_of
 
 
@@ -70,7 +70,7 @@ class Wave:
     whole: bool
     lines: bool
     adds_shared: bool = False
-    reach: tuple[TmaExtent, ...] | None = None
+    reach: tuple[Extent, ...] | None = None
     short: bool = False
     work: Ints | None = None
     blocks_at: int = 0

@@ -30,17 +30,18 @@ import numpy as np
 from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
-from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.kernels.gpu.tables.consumer_ranges import BESIDE, is_short, ranges_of, time_of
+from weft.kernels.gpu.tables.grid_ranges import with_grid_ranges
 from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
+from weft.planning.boxes import whole_boxes
 from weft.planning.families.hopper import CONFIGS, LISTS, SUMS, has_row_bounds
 from weft.planning.tiles import AxisPlan, BlockNest, LoopNest, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
-from weft.planning.tma import TmaExtent, extents
+from weft.planning.tma import Extent, GridExtent, TmaExtent, extents, grid_extents
 from weft.planning.work import rows_apart
 
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
@@ -77,6 +78,7 @@ class Kind(NamedTuple):
     listed: bool
     split: bool
     ordered: bool = False
+    boxes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +87,7 @@ class NestTables:
     each item, or of a forward by warp groups `consumer_ranges.time_of`.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
-    column of a tile, at most. more: see `tiling.gpu.more_run`. whole: see `tables.boxes`. lines: see
+    column of a tile, at most. more: see `tiling.gpu.more_run`. whole: see `planning.boxes`. lines: see
     `planning.affine_bounds`. ordered: tokens are taken in the order of a list. reach: of a forward by warp groups what
     descriptors reach, see `planning.tma`. short: and whether its runs are, see `tables.consumer_ranges`.
     """
@@ -102,7 +104,7 @@ class NestTables:
     more: bool = False
     whole: bool = False
     lines: bool = False
-    reach: tuple[TmaExtent, ...] | None = None
+    reach: tuple[Extent, ...] | None = None
     short: bool = False
     ordered: bool = False
 
@@ -118,7 +120,8 @@ class NestTables:
     @property
     def kind(self) -> Kind:
         """Nests of one kind run the same code."""
-        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split, self.ordered)
+        boxes = tuple(one.box for one in self.reach or () if isinstance(one, GridExtent))
+        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split, self.ordered, boxes)
 
     @property
     def skewed(self) -> bool:
@@ -202,16 +205,19 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
         _cut(items, nest, shares.share, shares.of)
     groups = tiling is not None and tiling.groups and tiling != CONFIGS["dkdv"]
     reach = extents(nest) if groups and rank == 1 else None
-    short, work = False, work[order] // shares.of
+    grid = grid_extents(nest) if groups and rank > 1 else None
+    short, work, beside = False, work[order] // shares.of, np.zeros(0, np.int32)
+    if grid is not None:
+        items, beside, work = with_grid_ranges(nest, items, words.size, tiling in SUMS)
     if reach is not None:
         shares_of = ranges_of(nest, items, reach, has_row_bounds(tiling), tiling in SUMS)
         short, work = is_short(nest, items, shares_of), time_of(nest, items, shares_of)
         items = np.concatenate([items, shares_of.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(nest.parts), parts_at, words.size)
-    words = _checked(np.concatenate([words, items.reshape(-1)]))
+    words = _checked(np.concatenate([words, items.reshape(-1), beside]))
     return NestTables(
         words, rank, tiling, place, work, formula, listed, split, _span(nest), more is not None, whole is not None,
-        lines is not None, reach, short, ordered,
+        lines is not None, reach or grid, short, ordered,
     )  # fmt: skip
 
 

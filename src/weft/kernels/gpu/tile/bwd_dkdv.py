@@ -1,8 +1,8 @@
 """The kernel of dK and dV: a tile of keys stays, and queries are walked, head by head of those that share the keys.
 
-dK = scale * the sum over queries of ds^T Q, and dV = the sum of p^T dO. Or one of them, where a thread has no registers
-for both sums; or dQ as well, which is added up in memory by all programs that meet its rows. Tiles are transposed: rows
-are keys, and columns are queries.
+dK = scale * the sum over queries of ds^T Q, and dV = the sum of p^T dO. Where a thread has no registers for both sums,
+a launch makes one of them. It may make dQ as well, which all programs that meet its rows add up in memory. Tiles are
+transposed: rows are keys, and columns are queries.
 """
 
 from collections import namedtuple

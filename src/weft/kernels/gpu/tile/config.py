@@ -25,7 +25,8 @@ class Config(NamedTuple):
     products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
     and `through`, as `weft.kernels.gpu.score.fragment` writes them. adds: they only add to scores, so that products
     begin with it. penalty_first: products begin with penalties of a grid. along: some table is read along k - q.
-    sloped: their derivative is not 1. entries, summed, paired, places: see `weft.kernels.gpu.tile.entries`.
+    ahead: it is read a tile ahead. sloped: their derivative is not 1. entries, summed, paired, places: see
+    `weft.kernels.gpu.tile.entries`.
     """
 
     direction: str
@@ -94,6 +95,7 @@ class Config(NamedTuple):
     adds: bool = False
     penalty_first: bool = False
     along: bool = False
+    ahead: bool = False
     sloped: bool = False
     score: Any = None
     through: Any = None
@@ -134,7 +136,13 @@ def config_of(spec: KernelSpec) -> Config:
     }  # fmt: skip
     found = fragment_of(spec)
     if found is not None:
-        own |= {"scored": True, "sloped": found.sloped, "score": Named("pair_score"), "along": _along(spec)}
+        own |= {
+            "scored": True,
+            "sloped": found.sloped,
+            "score": Named("pair_score"),
+            "along": _along(spec),
+            "ahead": _ahead(spec),
+        }
         own |= {"through": Named("pair_through")} if spec.direction != "forward" else {}
         own |= _entries(spec, found)
     return Config(**own)
@@ -145,11 +153,21 @@ def _along(spec: KernelSpec) -> bool:
     return spec.rules is not None and spec.rules.along
 
 
+def _ahead(spec: KernelSpec) -> bool:
+    """Whether a forward reads what products begin with a tile ahead. At wide heads two programs run on a processor, and
+    products waited for numbers that lie in L2. Narrow ones have more programs, and no registers left.
+    """
+    walks = spec.rank == 1 and spec.terms == 1 and not (spec.several or spec.apart or spec.gathered)
+    read = spec.adds and spec.direct and _along(spec)
+    return spec.direction == "forward" and walks and read and not spec.narrow
+
+
 def fragment_of(spec: KernelSpec) -> Fragment | None:
     """The functions of pairs that a kernel calls; None for none."""
     if spec.rules is None or spec.direction == "delta":
         return None
-    return fragment(spec.rules, spec.direction != "forward", spec.adds, spec.direct)
+    read = "tl.load" if not spec.direct else "read_ahead" if _ahead(spec) else "read_now"
+    return fragment(spec.rules, spec.direction != "forward", spec.adds, read)
 
 
 def _entries(spec: KernelSpec, found: Fragment) -> dict[str, Any]:
@@ -162,11 +180,10 @@ def _entries(spec: KernelSpec, found: Fragment) -> dict[str, Any]:
     return {"entries": kinds, "summed": kinds.count(OF_ROWS), "paired": len(kinds) - kinds.count(PAIRS), **places}
 
 
-def literal(config: Config) -> list[str]:
+def literal(config: Any) -> list[str]:
     """The lines of an expression that makes a configuration; fields at their defaults are left out."""
-    said = [
-        f"{name}={value!r}," for name, value in config._asdict().items() if value != Config._field_defaults.get(name)
-    ]
+    defaults = config._field_defaults
+    said = [f"{name}={value!r}," for name, value in config._asdict().items() if value != defaults.get(name)]
     lines, line = [], ""
     for one in said:
         if len(line) + len(one) > 100:
@@ -206,8 +223,8 @@ def _clamps(spec: KernelSpec) -> bool:
 
 
 def _by_side(spec: KernelSpec) -> bool:
-    """Whether a tile beside full ones is masked by the side that cuts it alone: in loops over several terms, and in the
-    forward at narrow heads. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
+    """Whether a tile beside full ones is masked only by the side that cuts it. So it is in loops over several terms,
+    and in the forward at narrow heads. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
     """
     forward = spec.direction == "forward" and spec.rank == 1 and spec.narrow and not spec.listed
     return spec.terms > 1 or forward

@@ -1,6 +1,6 @@
 """Sums over pairs that are gradients of tables: of what score functions read, by what their reads depend on.
 
-C.entries says of each read what that is, one of the numbers below; those of rows come first, and have a sum in each
+C.entries says of each read what that is, one of the numbers below. Those of rows come first, and have a sum in each
 row while columns are walked. Rows are queries, or keys where these stay.
 """
 
@@ -89,8 +89,8 @@ def _store_dense(C: tl.constexpr, into, pointer, tile, share):
 
 @triton.jit
 def _add_diagonals(C: tl.constexpr, into, pointer, tile, share):
-    """Sums along k - q, from -(queries - 1) on: of a tile whose rows and columns have one step first along its own
-    diagonals, and one after the other of any other tile.
+    """Sums along k - q, from -(queries - 1) on. A tile whose rows and columns have one step is summed first along its
+    own diagonals. Any other tile adds one sum after the other.
     """
     place, rows, queries = into.place, into.place.rows, into.place.launch.my_length
     head = place.head.batch * place.launch.all_heads + into.scores.h
@@ -147,10 +147,10 @@ def _add_own_diagonals(C: tl.constexpr, rows, tile, share, at, step):
 
 @triton.jit
 def _diagonals(C: tl.constexpr, LOG: tl.constexpr, blocks):
-    """The sums of blocks (rows // 16, 8, 8) along diagonals, of which there are 8, as those below 0 go on at the left
-    edge: (sums, 16 rows, number of the block, diagonal), (n,) each. blocks: at most 2^LOG.
+    """The sums of blocks (rows // 16, 8, 8) along diagonals. There are 8, as those below 0 go on at the left edge.
+    Returns (sums, 16 rows, number of the block, diagonal), (n,) each. blocks: at most 2^LOG.
 
-    Rows are turned, each by one column more than the one before it, so that diagonals become columns; a thread has all
+    Rows are turned, each by one column more than the one before it, so that diagonals become columns. A thread has all
     rows of a column.
     """
     many: tl.constexpr = 1 << LOG
@@ -208,8 +208,8 @@ def _blocks(C: tl.constexpr, x):
 # ---- grids -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def _add_offsets(C: tl.constexpr, into, pointer, tile, share):
-    """Sums along differences of coordinates (B, Hq, 2 X - 1, 2 Y - 1): on two axes in blocks of 8 x 8 pairs, where
-    boxes are 8 wide, and pair by pair of any others.
+    """Sums along differences of coordinates (B, Hq, 2 X - 1, 2 Y - 1). On two axes whose boxes are 8 wide they are made
+    in blocks of 8 x 8 pairs. Any others are added pair by pair.
     """
     place, runs = into.place, tile.visit.part.runs
     size = 1

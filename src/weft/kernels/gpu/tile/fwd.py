@@ -79,6 +79,9 @@ def _walk(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, part, sums):
     penalties = mask.penalties_of(C, part)
     k, v = walked_keys(C, tensors, held.place, part)
     stays = HeldOfPart(held.place, held, k, v, penalties)
+    if C.ahead:
+        first = walk.Visit(part, 0, part.runs[0], part.bounds[0][0], part.bounds[0][1], part.bases[0])
+        sums = softmax.Sums(sums.acc, sums.largest, sums.total, sums.top, _begun(C, stays, first))
     if C.few_edges:
         part, sums = walk.walk_few_edges(C, walk.once, STEP, stays, part, sums)
     if C.no_maximum and ONLINE:
@@ -87,14 +90,29 @@ def _walk(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, part, sums):
 
 
 @triton.jit
-def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
-    """Scores (rows, cols) of a tile, -inf outside of the mask."""
+def _begun(C: tl.constexpr, held, visit):
+    """What products of a tile begin with, for a tile that may lie beyond the last one."""
+    return scores.begin(C, held.rows.scores, held.place.rows, tiles.locate(C, "either", visit))[0]
+
+
+@triton.jit
+def _ahead(C: tl.constexpr, held, visit):
+    """The same of the next tile: read now, it does not keep that one's products waiting."""
+    found = ()
+    if C.ahead:
+        found = _begun(C, held, walk.Visit(visit.part, visit.j + 1, visit.line, visit.low, visit.high, visit.base))
+    return found
+
+
+@triton.jit
+def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile, ahead):
+    """Scores (rows, cols) of a tile, -inf outside of the mask. ahead: what was read for it before, or ()."""
     penalties, rows = held.penalties, held.rows
     outside = ()
     if C.rank > 1:  # made while the keys of the box are under way
         outside = (mask.penalty(C, penalties, mask.corner_penalties(C, penalties, visit)),)
     k = tiles.load(C, KIND, C.d, held.k, tile)
-    begun = scores.begin(C, rows.scores, held.place.rows, tile)
+    begun = (ahead, ()) if C.ahead else scores.begin(C, rows.scores, held.place.rows, tile)
     start = begun[0] if C.adds else (outside[0] if C.penalty_first else None)
     s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile, begun)[0]
     if C.rank > 1 and not C.penalty_first:
@@ -105,24 +123,25 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
 @triton.jit
 def _short_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     tile = tiles.locate(C, KIND, visit)
-    p = softmax.weights(C, _scores(C, KIND, held, visit, tile), held.rows.scores)
+    p = softmax.weights(C, _scores(C, KIND, held, visit, tile, ()), held.rows.scores)
     total = sums.total + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
     top = softmax.with_top(C, sums.top, p) if C.rounds else sums.top
     p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
-    return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, top)
+    return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, top, ())
 
 
 @triton.jit
 def _online_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     tile = tiles.locate(C, KIND, visit)
-    s = _scores(C, KIND, held, visit, tile)
+    s = _scores(C, KIND, held, visit, tile, sums.ahead)
+    ahead = _ahead(C, held, visit)
     p, largest, kept = softmax.online_weights(C, s, held.rows.scores, sums.largest)
     total = sums.total * (kept[:, None] if C.partial else kept) + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
     p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
     acc = loads.accumulate(C, loads.scaled(sums.acc, kept[:, None]), p.to(v[0].dtype), v)
-    return softmax.Sums(acc, largest, total, sums.top)
+    return softmax.Sums(acc, largest, total, sums.top, ahead)
 
 
 @triton.jit
@@ -174,8 +193,8 @@ def _times(C: tl.constexpr, run, again):
 def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
     """Store out and lse.
 
-    Of a first walk wild rows as well, which the second stores once more, and rows beyond a tile's end, which are what
-    its last row is. Where something is added to rows, each of them once.
+    Of a first walk these are also wild rows, which the second stores once more, and rows beyond a tile's end. Those are
+    what its last row is. Where something is added to rows, each of them counts once.
     """
     launch, head, rows = held.place.launch, held.place.head, held.place.rows
     alone = rest.total == 0

@@ -8,11 +8,12 @@ import triton.language as tl
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import in_three
 
-PENALTY, STATS, PAIR = (tl.constexpr(x) for x in (constants.PENALTY, constants.STATS, constants.PAIR))
+PENALTY, LOG2E = tl.constexpr(constants.PENALTY), tl.constexpr(constants.LOG2E)
+STATS, PAIR = tl.constexpr(constants.STATS), tl.constexpr(constants.PAIR)
 
 
-# Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None; delta and
-# stats are None where nothing reads them. In stats lse and delta are sums of three numbers of bfloat16, or of float32.
+# Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None. stats: lse
+# and delta, as sums of three numbers of bfloat16 or in float32. delta and stats are None where nothing reads them.
 Numbers = namedtuple("Numbers", "lse dlse delta stats")
 
 # Of the rows of a tile (rows,): where their numbers lie, lse, and its gradient, or lse again if it has none.
@@ -78,7 +79,7 @@ def leave_stats(C: tl.constexpr, numbers, found, valid, scale):
     """Store -lse / scale and -delta as the kernel of dK and dV subtracts them: as a part of its products."""
     if C.stats32:
         at = numbers.stats + found.row * PAIR
-        tl.store(at, -found.lse / scale, mask=valid)
+        tl.store(at, tl.log2(scale) - found.lse * LOG2E, mask=valid)
         tl.store(at + 1, -found.delta, mask=valid)
     elif C.folded:
         of_lse, of_delta = in_three(-found.lse / scale), in_three(-found.delta)

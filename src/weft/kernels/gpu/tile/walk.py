@@ -12,9 +12,9 @@ import triton.language as tl
 
 from weft.kernels.gpu.tile.axes import Line, line_bounds, with_bounds
 
-# One tile of a walk. j: on a line its number in its run, on a grid its numbers along all axes, of blocks the place of
-# its number in the tables. Of lines also: line, the run; low, high (rows,), what each row sees of it; base, its first
-# token.
+# One tile of a walk. j: on a line its number in its run; on a grid its numbers along all axes. Of blocks j is the place
+# of its number in the tables. line: of lines, the run. low, high: of lines, what each row sees of it (rows,). base: of
+# lines, its first token.
 Visit = namedtuple("Visit", "part j line low high base")
 
 

@@ -1,8 +1,8 @@
 """Channels: rings of shared memory between a producer, which fills stages, and consumers, which give them back.
 
-A stage has two barriers. `full` counts what the producer has asked for and closes when it is there; `empty` counts the
-consumers that give the stage back. The i-th tile of a ring lies in stage i mod STAGES. A barrier's phase, 0 or 1, says
-how often its stage was used before.
+A stage has two barriers. A phase of `full` completes when what the producer asked for is there; one of `empty`, when
+all consumers have given the stage back. The i-th tile of a ring lies in stage i mod STAGES. No phase is stored: the
+parity of i / STAGES is that of the phase to wait for (`phase_of`), so all functions pass i on.
 
 A consumer that does not need a tile still waits for it before it gives it back. An arrival that comes early would count
 for the tile before (`Channel.pass_over`).
@@ -45,7 +45,7 @@ def stage_of(i, STAGES: gl.constexpr, BITS: gl.constexpr):
 
 @gluon.jit
 def phase_of(i, STAGES: gl.constexpr, BITS: gl.constexpr):
-    """How often the ring was full before tile i, as barriers count: 0 or 1."""
+    """The parity of how often the ring was full before tile i."""
     if BITS:
         phase = ((i & STAGES) != 0).to(gl.int32)
     else:

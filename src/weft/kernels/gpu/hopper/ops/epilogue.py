@@ -7,9 +7,10 @@ from triton.experimental.gluon import language as gl
 from triton.language import debug_barrier
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.grids import grid_rows
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import by_rows, matrix
-from weft.kernels.gpu.hopper.ops.values import UNIT, opaque
+from weft.kernels.gpu.hopper.ops.layouts import by_rows
+from weft.kernels.gpu.hopper.ops.values import UNIT
 
 WARPS = gl.constexpr(GROUP_WARPS)
 
@@ -23,6 +24,29 @@ class Rows:
     first: gl.tensor
     height: gl.tensor
     pace: gl.tensor
+
+    @gluon.jit
+    def places(self, r):
+        """How far rows r are from the first one, and which exist."""
+        return r * self.pace, r < self.height
+
+
+@aggregate
+class BoxRows:
+    """The same of a block on a grid, whose first row counts as token 0. item: a pointer to its integers."""
+
+    batch: gl.tensor
+    head: gl.tensor
+    first: gl.tensor | gl.constexpr
+    table: gl.tensor
+    item: gl.tensor
+    cfg: gl.constexpr
+
+    @gluon.jit
+    def places(self, r):
+        """The tokens of rows r, and which exist."""
+        rows = grid_rows(self.table, self.item, r, self.cfg)
+        return rows.token.to(gl.int64), rows.valid
 
 
 @gluon.jit
@@ -61,9 +85,10 @@ def store_columns(result, tensor, rows, consumer_id, first: gl.constexpr):
     WIDTH: gl.constexpr = result.type.shape[1]
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
     d = gl.expand_dims(first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
+    away, exists = rows.places(r)
     at = tensor.row(rows.batch, rows.head, rows.first)
-    at = at + (gl.expand_dims(r * rows.pace * (tensor.per_row * UNIT), 1) + d)
-    gl.store(at, result, mask=gl.expand_dims(r < rows.height, 1))
+    at = at + (gl.expand_dims(away * (tensor.per_row * UNIT), 1) + d)
+    gl.store(at, result, mask=gl.expand_dims(exists, 1))
 
 
 @gluon.jit
@@ -75,18 +100,17 @@ def store_rows(sums, tensor, rows, consumer_id):
 
 
 @gluon.jit
-def store_box_rows(result, tensor, rows, consumer_id, DIMS: gl.constexpr):
-    """Write those of the consumer's rows that exist, from a box in shared memory."""
-    tile = matrix(result)
+def store_box_rows(tile, tensor, rows, consumer_id, DIMS: gl.constexpr):
+    """Write those of the consumer's rows that exist, from a tile in shared memory."""
     ROWS: gl.constexpr = tile.type.shape[0]
     WIDTH: gl.constexpr = tile.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
-    pace = opaque(rows.pace)  # so that no address is made before all blocks, and held
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
+    away, exists = rows.places(r)
     at = tensor.row(rows.batch, rows.head, rows.first)
-    at = at + (gl.expand_dims(r * pace * (tensor.per_row * UNIT), 1) + d)
-    mask = gl.expand_dims(r < rows.height, 1)
+    at = at + (gl.expand_dims(away * (tensor.per_row * UNIT), 1) + d)
+    mask = gl.expand_dims(exists, 1)
     if DIMS < WIDTH:
         mask = mask & (d < DIMS)
     gl.store(at, tile.load(layout), mask=mask)

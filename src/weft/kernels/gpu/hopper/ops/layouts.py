@@ -69,9 +69,9 @@ def boxes(box, COUNT: gl.constexpr):
 
 @gluon.jit
 def matrix(box):
-    """A box (1, 1, rows, 1, dims) as products read it."""
+    """A box (1, 1, rows, 1, dims) as products read it; or one of a grid, whose rows are the product of its sides."""
     shape: gl.constexpr = box.type.shape
-    return box.reshape([shape[2], shape[4]])
+    return box.reshape([shape[0] * shape[1] * shape[2] * shape[3], shape[4]])
 
 
 @gluon.jit

@@ -29,19 +29,28 @@ def whole_boxes(nest: LoopNest) -> LoopNest | None:
 
 
 def _moved(axis: AxisPlan) -> AxisPlan | None:
-    lanes, runs = axis.lanes, axis.widths
+    runs = axis.widths
     widths = -(-runs // axis.block_k) * axis.block_k
-    length = -((lanes.k_first - axis.n) // lanes.k_step)  # positions of each lane
-    start = np.where(runs > 0, np.minimum(axis.start, length[:, None] - widths), 0)
-    if (start < 0).any() or not _is_seen(axis, length):
+    start = np.where(runs > 0, np.minimum(axis.start, _positions(axis)[:, None] - widths), 0)
+    if (start < 0).any() or not _is_seen(axis):
         return None
     none = np.zeros_like(start, np.int8)
     return replace(axis, start=start.astype(np.int32), stop=(start + widths).astype(np.int32), left=none, full=none)
 
 
-def _is_seen(axis: AxisPlan, length: Ints) -> bool:
-    """Whether some row of its lane sees each of so many positions: no row begins beyond where those before it end."""
-    lanes = axis.lanes
+def every_key_is_seen(nest: LoopNest) -> bool:
+    """Whether some row sees each key of its lane, along each axis."""
+    return not any(map(is_listed, nest.parts)) and all(_is_seen(axis) for part in nest.parts for axis in part.axes)
+
+
+def _positions(axis: AxisPlan) -> Ints:
+    """Of each lane."""
+    return -((axis.lanes.k_first - axis.n) // axis.lanes.k_step)
+
+
+def _is_seen(axis: AxisPlan) -> bool:
+    """Whether some row of its lane sees each position: no row begins beyond where those before it end."""
+    lanes, length = axis.lanes, _positions(axis)
     which, row = np.arange(len(lanes))[:, None], np.arange(int(lanes.rows.max(initial=0)))[None, :]
     low, high = lanes.bounds(axis.relation, axis.n, which, np.minimum(row, lanes.rows[:, None] - 1))
     live = (low < high) & (row < lanes.rows[:, None])

@@ -1,0 +1,65 @@
+"""Forwards by warp groups on grids of two and three axes, as PTX."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+from tests.kernels.planned import results
+from tests.tiers import sample
+
+import weft
+from weft.planning.families.hopper import WIDE
+from weft.settings import interpreted
+
+from .problems import ORDERS, Call, check
+from .run import Way, emulated
+from .test_group_queries import few, loud
+from .threads import EAGER
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+
+def on_grid(shape, size, heads=(1, 1), options=(), **more):
+    return Call(weft.neighborhood(shape, size, **more), prod(shape), (128, 128), heads=heads, options=options)
+
+
+CALLS = {
+    "2-D": on_grid((16, 24), (7, 9)),
+    "2-D, boxes cut, heads share keys": on_grid((20, 37), (5, 9), (2, 1)),
+    "2-D, causal": on_grid((16, 24), (7, 9), causal=(True, False), options=("sinks",)),
+    "2-D, all keys": on_grid((8, 16), (8, 16)),
+    "3-D": on_grid((4, 10, 18), (3, 6, 8), (2, 2)),
+    "3-D, boxes cut": on_grid((6, 9, 18), (4, 5, 8)),
+    "3-D, in steps": on_grid((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)),
+}
+
+
+def found_in(case, order=EAGER, processors=1):
+    """(names of kernels, results) of a forward."""
+    with emulated(Way(90, order)) as names:
+        return names, results(case, few(processors), (("forward", WIDE),), backward=False)
+
+
+@pytest.mark.parametrize("name", sample(CALLS, "3-D, in steps"))
+def test_right_in_every_order(name):
+    """Rows that go again beside rows that do not."""
+    case = loud(CALLS[name].case()) if CALLS[name].tokens > 200 else CALLS[name].case()
+    names, found = found_in(case)
+    assert any("_2_groups_" in one and "_box_" in one for one in names)
+    check(case, found)
+    _, again = found_in(case, ORDERS["late, warps reversed"])
+    assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name, by_groups", [("2-D", True), ("3-D", False)])
+def test_heads_beside_tokens(name, by_groups):
+    """(B, S, H, D) in memory, two batch rows: on three axes descriptors do not reach them, and other kernels do."""
+    case = replace(CALLS[name], heads=(2, 2)).case()
+    case = replace(
+        case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
+    )
+    names, found = found_in(case, processors=3)
+    assert any("_2_groups_" in one for one in names) == by_groups
+    check(case, found)
