@@ -134,17 +134,17 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     layout: gl.constexpr = accumulator(TILE)
     at = state.queries.stage(i)
     q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
-    place = gl.load(block.cut.words + j) if cfg.axes else j * TILE
+    columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    cut = (j < block.below) | (j >= block.beyond)
     state.queries.wait(i)
     x = less(state.stats.index(PAIR * at), own.k, q.permute((1, 0)), layout)
     y = less(state.stats.index(PAIR * at + 1), own.v, do.permute((1, 0)), layout)
+    if cfg.axes:  # masks of all tiles, while products are made: a branch here would wait for these
+        words, bit = grid_words(gl.load(block.cut.words + j), block.cut, columns, cfg)
     x = warpgroup_mma_wait(1, (x,))
-    if (j < block.below) | (j >= block.beyond):
-        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-        if cfg.axes:
-            words, bit = grid_words(place, block.cut, columns, cfg)
-        else:
-            words, bit = mask_words(block.cut.low - place, block.cut.high - place, columns)
+    if cut:
+        if not cfg.axes:
+            words, bit = mask_words(block.cut.low - j * TILE, block.cut.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
     p = gl.exp2(x * (state.scale * LOG2E))
     dtype: gl.constexpr = state.q.dtype
