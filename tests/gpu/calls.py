@@ -11,7 +11,7 @@ from .checked import Call
 BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
-WIDEST = (("forward", families.hopper.WIDEST), ("dkdv", families.hopper.APART))
+WIDEST = (("forward", families.hopper.WIDEST), ("dq", families.hopper.APART), ("dkdv", families.hopper.APART))
 HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}

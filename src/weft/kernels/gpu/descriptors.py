@@ -24,7 +24,8 @@ WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
 # Of sparse keys beside it; dQ is written too.
 OF_SPARSE = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
-# Of all gradients by tiles of keys: what is read, and what is added to.
+# Of gradients by tiles of queries; of keys: what is read, and what is added to.
+OF_QUERIES = (("Q", 0), ("DOut", 0), ("K", 1), ("V", 1))
 OF_KEYS = (("K", 0), ("V", 0), ("Q", 1), ("DOut", 1))
 OF_SUMS = (("DQ", 1),)
 
@@ -113,7 +114,8 @@ def box_kind(name: str, spec: KernelSpec) -> str:
         box = config.tile_box if walked else config.box if spec.of_keys else config.own_box
         sides = [*[1] * (4 - len(box)), *box]
     else:
-        places = config.columns if walked else config.rows * (config.consumers if spec.of_keys else 1)
+        whole = spec.of_keys or config.makes == "dq"  # a block's rows in one box
+        places = config.columns if walked else config.rows * (config.consumers if whole else 1)
         sides = [1, 1, places, 1]
     if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
         return _box_kind("float32", [*sides, config.width // config.consumers])
