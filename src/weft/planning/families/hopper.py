@@ -191,7 +191,7 @@ def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, 
 
 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
-    """The configuration that kernels of one direction are offered beside; the forward's for dQ at D=64, which has none."""
+    """The configuration that kernels of one direction are offered beside; the forward's for dQ at D=64, without any."""
     config = config_of("forward" if direction == "dq" else direction, problem, gpu)
     return None if direction == "dq" and config != CONFIGS["forward"] else config
 
