@@ -47,7 +47,7 @@ NARROW = {
     "window, by groups": "sm_90 sm_100 sm_90 gfx942",
     "window, 128, by groups": "sm_90 - - -",
     "two terms, 128, by groups": "sm_90 - - -",
-    "window, 256, by groups": "sm_90 - sm_90",
+    "window, 256, by groups": "sm_90 sm_90 sm_90",
     "window, float32": "gfx942 gfx942 sm_100",
     "window, sinks": "sm_90 sm_80 gfx942 sm_80",
     "window, softcap, alibi, sinks": "sm_90 sm_80 sm_80 sm_90",
