@@ -220,9 +220,11 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
 
 
 def _together(heads: int, tiles: int, programs: int, least: int) -> int:
-    """Heads whose blocks are sorted together: of ROUNDS rounds of programs at least. With fewer rounds the same programs
-    may have the longest blocks of all heads. With more, rows of more heads are met again, and the second-level cache
-    may not hold them: of 32,768 tokens at D=128 it holds those of one head (Q, dO, and dQ in float32, 33 MB).
+    """Heads whose blocks are sorted together: of ROUNDS rounds of programs at least.
+
+    With fewer rounds the same programs may have the longest blocks of all heads. With more, rows of more heads are met
+    again, and the second-level cache may not hold them. Of 32,768 tokens at D=128 it holds those of one head (Q, dO,
+    and dQ in float32, 33 MB).
     """
     found = least
     while found < heads and found * tiles < ROUNDS * programs:
