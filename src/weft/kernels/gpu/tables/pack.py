@@ -32,7 +32,7 @@ from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.consumer_ranges import BESIDE, is_short, ranges_of, time_of
 from weft.kernels.gpu.tables.grid_ranges import with_grid_ranges
-from weft.kernels.gpu.tables.writer import Words, Writer
+from weft.kernels.gpu.tables.writer import Words, Writer, reciprocal
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
@@ -281,16 +281,6 @@ def _bits(tokens: Ints) -> Words:
     bits = np.zeros((count + 1) * 32, np.uint8)
     bits[tokens] = 1
     return np.concatenate([np.array([count], np.int32), np.packbits(bits, bitorder="little").view(np.int32)])
-
-
-def reciprocal(step: int) -> tuple[int, int]:
-    """(inverse, digits): x // step == (2 * x * inverse) >> (32 + digits), for 0 <= x < 2^31; an inverse has 32 bits.
-
-    Rounded up, as long as what that adds to a quotient cannot reach the next one: T. Granlund, P. L. Montgomery,
-    Division by invariant integers using multiplication, 1994.
-    """
-    digits = (step - 1).bit_length()
-    return -(-(1 << (31 + digits)) // step), digits
 
 
 def _log2(size: int) -> int:
