@@ -4,6 +4,7 @@
     python benchmarks/scale_out.py --one-card [--ranks 8] [--out FILE.csv] [--seconds N]
     python benchmarks/scale_out.py --small
     python benchmarks/scale_out.py --gloo [--out FILE.csv]
+    python benchmarks/scale_out.py --plans [--out FILE.csv]
 
 It starts its own processes, one for each GPU (NCCL), and one for each layer before them, which compile kernels. Each
 row is written when it is measured; what does not fit into the seconds is left out, and said. Tokens grow with the
@@ -11,7 +12,8 @@ ranks: `one_gpu_ms` is one GPU with its share of them. predicted_ms: one GPU's t
 that has most, and the exchange by the planned bytes at the bandwidth and latency that were measured before. off: the
 largest difference to the whole sequence on one GPU, by the largest number there. --one-card: what each of several ranks
 computes, one after the other, without any exchange. --small: two gloo processes on the CPU, at small sizes. --gloo:
-four, which compute a window and a neighbourhood of 16,384 tokens, beside all-gather.
+four, which compute a window and a neighbourhood of 16,384 tokens, beside all-gather. --plans: milliseconds of a
+processor for planning each layer at some 2^20 tokens over 64 ranks; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ def main() -> None:
     if given.worker:
         return warm_worker(given)
     given.end = time.time() + given.seconds
+    if given.plans:
+        return plans(given)
     if given.one_card:
         return one_card(given)
     given.small |= given.gloo
@@ -82,6 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--gloo", action="store_true")
+    parser.add_argument("--plans", action="store_true")
     parser.add_argument("--compile", action="store_true", help="only compile")
     parser.add_argument("--compiled", action="store_true", help="compile nothing beforehand")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
@@ -184,6 +189,28 @@ def tasks(at: Measured, given: argparse.Namespace) -> Iterator[tuple[str, Callab
                 yield what, at.pictured, 4
         elif name in given.layers:
             yield f"{what} {name}", lambda w=what, name=name: getattr(at, w)(name), 6 if what == "flex" else 4
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+def plans(given: argparse.Namespace) -> None:
+    """Each layer is planned for 64 ranks, the best of five; time of the processor."""
+    rows = Rows(given.out, 0)
+    for name, layer in layers().items():
+        if name not in given.layers:
+            continue
+        many = max(1, (1 << 20) // layer.tokens(1))
+        pattern, tokens, found = layer.pattern(many), layer.tokens(many), []
+        for _ in range(5):
+            begun = time.process_time()
+            plan = weft.distributed.plan(
+                pattern, tokens, heads=layer.heads, head_dim=layer.dim, dtype=layer.dtype, ranks=64, shards=layer.shards
+            )
+            found.append((time.process_time() - begun) * 1e3)
+        rows.add(
+            kind="plan", layer=f"{name} {layer.name}", ranks=64, tokens=tokens, ms=min(found),
+            peers=plan.chosen.most_peers, method=f"weft {plan.strategy}", shards=str(plan.shards).split(",")[0],
+            bytes_planned=plan.chosen.most_bytes, imbalance=plan.imbalance,
+        )  # fmt: skip
 
 
 # ---- one card --------------------------------------------------------------------------------------------------------

@@ -30,8 +30,9 @@ class Rows:
         if self.rank:
             return
         import weft
+        from weft.bench.origin import machine
 
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else machine("cpu")["machine"]
         row |= {"device": device, "torch": torch.__version__, "weft": weft.__version__}
         said = {name: f"{x:.5g}" if isinstance(x := row.get(name, ""), float) else x for name in COLUMNS}
         print(" ".join(str(x) for x in list(said.values())[:-3] if x != ""), flush=True)

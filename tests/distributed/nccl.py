@@ -10,15 +10,17 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import weft
 from weft import causal, window
-from weft.distributed import attention, plan
+from weft.distributed import attention, local, plan
 from weft.errors import WeftError
 from weft.testing.tolerance import assert_close
+from weft.torch.distributed.lists import lists_of
 
 D, TIMEOUT = 64, 12
 CASES = {
@@ -126,6 +128,19 @@ def check_bits(rank, world, device, name):
     """The same bits in two runs."""
     first, second = (distributed(name, world, rank, device, deterministic=True)[0] for _ in range(2))
     assert all(map(torch.equal, first, second))
+
+
+def check_groups(rank, world, device, name):
+    """The same values and bits where ranks wait for keys, which travel in groups of heads."""
+    kept = local.local_of, local.pieces_of, lists_of
+    with mock.patch.object(local, "PASSES", 1 << 40), mock.patch.object(local, "LEAST", 1):
+        for one in kept:
+            one.cache_clear()
+        assert local.pieces_of(planned(name, world)) > 1
+        check_values(rank, world, device, name)
+        check_bits(rank, world, device, name)
+    for one in kept:
+        one.cache_clear()
 
 
 def check_dropout(rank, world, device, name):

@@ -19,13 +19,14 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 COUNTS = {"nccl": min(4, max(2, torch.cuda.device_count())), "gloo": 2}  # processes
 VALUES = [f"values:{name}" for name in nccl.CASES]
 BITS = [f"bits:{name}" for name in ("window", "longformer", "2-D")]
+GROUPED = [f"groups:{name}" for name in ("2-D", "window")]
 DROPPED = [f"dropout:{name}" for name in ("window", "2-D", "longformer", "heads")]
-ON_CPU = ["values:chunks", "values:window", "bits:window", "compiled", "dropout:window"]
+ON_CPU = ["values:chunks", "values:window", "bits:window", "compiled", "dropout:window", "groups:window"]
 ABREAST = 6  # groups at once: a GPU that many processes share seldom runs all ranks of one group at a time
 # by backend: groups of checks, each of processes of its own; several run at once, since each compiles other kernels
 GROUPS = {
     "nccl": [[*pair] for pair in zip(VALUES[::2], VALUES[1::2], strict=True)]
-    + [BITS[:2], [*BITS[2:], "compiled", "graph"], DROPPED[:2], DROPPED[2:]],
+    + [BITS[:2], [*BITS[2:], "compiled", "graph"], DROPPED[:2], DROPPED[2:], GROUPED],
     "gloo": [ON_CPU],
 }
 

@@ -166,7 +166,7 @@ def test_few_queries_against_many_keys_go_by_rows(m, batch):
 
 
 def test_a_step_of_decoding_takes_what_was_measured():
-    """131 us, and 1.9 ms for a batch of 16, on an H200 (benchmarks/notes/triton.md)."""
+    """131 us, and 1.9 ms for a batch of 16, on an H200 (benchmarks/notes/triton.md, T58)."""
     for batch, seconds in ((1, 131e-6), (16, 1.9e-3)):
         plan = plan_attention(weft.causal(align=END), few(batch=batch), GPU)
         assert plan.by_rows.cost.seconds == pytest.approx(seconds, rel=0.15)

@@ -262,8 +262,8 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
 def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
     """q, k and v beside each other (..., q_n + 2 kv_n), of x (..., depth), which has batch rows and tokens before.
 
-    tensors: x, three weights, then as far as spec has them three biases, two norms (d,), and cos and sin (batch rows or
-    1, tokens, d). results: room for them.
+    tensors: x, three weights, then as far as spec has them three biases and two norms (d,). Then cos and sin (batch
+    rows or 1, tokens, d). results: room for them.
     """
     from weft.kernels.gpu.gemm.projections import projections as kernel
 

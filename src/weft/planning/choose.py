@@ -27,7 +27,7 @@ Asked = TypeVar("Asked")
 Found = TypeVar("Found", bound=Alternative)
 Beside: TypeAlias = tuple[Family[InTiles, Alternative], ...]
 TILED: dict[Direction, tuple[Family[Pass, Tiled], ...]] = {
-    "forward": (tile, hopper), "dq": (tile,), "dkdv": (tile, hopper),
+    "forward": (tile, hopper), "dq": (tile, hopper), "dkdv": (tile, hopper),
 }  # fmt: skip
 FORWARDS: Beside = (split_kv,)
 BACKWARDS: Beside = (fused_backward, one_kernel)

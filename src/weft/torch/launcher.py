@@ -138,7 +138,7 @@ def _address(x: Any) -> int:
 
 def direct(kernel: Any, boxes: Mapping[int, Box]) -> Direct | None:
     """How to launch a kernel with such descriptors, which is loaded on the current device; None where only kernel[grid]
-    is known to work. What it saves: benchmarks/notes/triton.md.
+    is known to work. What it saves: benchmarks/notes/triton.md, T78.
     """
     if not triton.__version__.startswith(VERSIONS):
         return None

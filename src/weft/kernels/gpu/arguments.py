@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.kernels.gpu.descriptors import OF_KEYS, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_KEYS, OF_QUERIES, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.spec import KernelSpec
 
 SHARED = ("Sums", "Slots")  # sums that launches leave for the last one, and the row of each key in them
@@ -119,6 +119,8 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(x for x in walk_names(OF_SPARSE) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.of_keys and (spec.with_dq or spec.makes != "both"):
         return walk_names(OF_KEYS), walk_names(OF_SUMS) if spec.with_dq else ()
+    if spec.groups and spec.direction == "dq":
+        return walk_names(OF_QUERIES), ()
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

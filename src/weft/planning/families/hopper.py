@@ -37,13 +37,13 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(129, 256), "bfloat16", WIDEST),
     (range(129, 256), "float16", WIDEST),
 )
-APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dV and of dK at D=256, each in a launch of its own
+APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dQ, dV and dK at D=256, each in a launch of its own
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
 SUMS = {SUMMED: 231_024, SUMMED_NARROW: 215_664, LISTED: 107_548}
-MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
+MOST_TERMS: dict[Direction, int] = {"forward": 2, "dq": 1, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
@@ -129,7 +129,7 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if asked.direction != "forward" or not has_row_bounds(config) or asked.problem.dtype != "bfloat16":
+    if asked.direction != "forward" or config != WIDE or asked.problem.dtype != "bfloat16":
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
         return f"its kernels of grids are forwards at D={WIDE_AT} in bfloat16"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
@@ -176,8 +176,8 @@ def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     if _no_kernel(direction, problem, gpu):
         return None
-    widest = APART if direction == "dkdv" else WIDEST
-    return {CONFIGS_AT: CONFIGS[direction], WIDE_AT: WIDE, WIDEST_AT: widest}[problem.d]
+    widest = WIDEST if direction == "forward" else APART
+    return {CONFIGS_AT: CONFIGS.get(direction), WIDE_AT: WIDE, WIDEST_AT: widest}[problem.d]
 
 
 def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
@@ -198,7 +198,7 @@ def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
 
 def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
     """Why no kernel of a direction is made for such tensors."""
-    if direction not in CONFIGS:
+    if direction == "dq" and problem.d != WIDEST_AT:
         return "there is no such kernel of dQ alone"
     if not on_hopper(gpu):
         return f"{gpu.name} is no Hopper card"

@@ -107,7 +107,10 @@ def _attended(work: _Work, sent: tuple[Pending, Pending | None], sinks: Tensor |
     """((out, lse), what the backward needs of moved rows)."""
     at, (q, k, v), (keys, queries) = work.at, work.tensors, sent
     main = local_of(at.plan, at.rank).main
-    whole = at.attend((q, k, v), main, sinks) if isinstance(main.keys, str) else None
+    whole = None
+    if isinstance(main.keys, str):
+        keys.begins_first()
+        whole = at.attend((q, k, v), main, sinks)
     partial = [] if queries is None else moved.partial(at, work.queries(queries.arrived()), (k, v))
     back = None if queries is None else moved.send(at, q, partial)
     came = work.halves(keys.arrived())
@@ -133,6 +136,7 @@ def _gradients(work: _Work, saved: _Saved) -> tuple[Tensor | None, list[Any], Ca
     of_queries = work.send_queries_back([x[0] for x in of_asked]) if of_asked else None
     if isinstance(main.keys, str):
         home = work.send_back(flat)  # on its way while the rank's own keys are computed
+        home.begins_first()
         dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, *pair, saved.sinks)
     else:
         dq, *of_all, dsinks, of_tables = at.gradients((q, *work.all_keys(came)), main, *pair, saved.sinks)

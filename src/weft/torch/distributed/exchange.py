@@ -35,7 +35,11 @@ class Pending:
         with torch.cuda.stream(stream):
             dist.all_to_all_single(self.buffer, flat, of, to, group=group)
             self.done = stream.record_event()
-        torch.cuda._sleep(HEAD_START)
+
+    def begins_first(self) -> None:
+        """Let what is computed from now on begin later than the exchange."""
+        if self.flat.is_cuda:
+            torch.cuda._sleep(HEAD_START)
 
     def arrived(self) -> Tensor:
         """What came, one peer's after the other's."""

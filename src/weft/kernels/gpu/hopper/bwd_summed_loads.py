@@ -91,8 +91,8 @@ def tile_where(run, j, heads, dim, state):
 
 @gluon.jit
 def rows_of_tile(run, j, rows, state):
-    """How far queries of tile j are from the run's first one, on a grid from token 0; those that do not exist are as
-    far as others. rows: those of a tile, and the step between them.
+    """How far queries of tile j are from the run's first one, on a grid from token 0. Those that do not exist stand for
+    others. rows: those of a tile, and the step between them.
     """
     cfg: gl.constexpr = state.cfg
     r, step = rows

@@ -159,8 +159,8 @@ def load_queries(c, t, block, state):
 def producer(state):
     """Queries of each consumer, two blocks ahead at most; keys and values as many tiles ahead as there are stages.
 
-    What the first consumer needs comes first, so that it begins while others wait. Where results lie in place of
-    queries, tiles come before these, which wait until results have left. Of short runs consumers hear of a
+    What the first consumer needs comes first, so that it begins while others wait. Where
+    queries have one place, tiles come before these, which wait for the block before. Of short runs consumers hear of a
     block before it is theirs.
     """
     cfg: gl.constexpr = state.cfg

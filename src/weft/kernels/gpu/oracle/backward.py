@@ -31,7 +31,7 @@ def _without_keys(call: Call, lse: Reals) -> Reals:
     return np.where(none, 0.0, lse)
 
 
-def _row_numbers(call: Call, owner: Owner, rows: Ints) -> tuple[Reals, Reals]:
+def row_numbers(call: Call, owner: Owner, rows: Ints) -> tuple[Reals, Reals]:
     """(lse, delta) of queries, left in Delta and Stats where others read them."""
     spec, at = call.spec, numbers_of(call, owner.batch, owner.head, rows)
     lse = call.flat("Lse").load(at)
@@ -74,7 +74,7 @@ def row_sums(call: Call) -> None:
         pair, block = divmod(program, blocks)
         owner = Owner(pair // heads, 0, pair % heads, 1)
         rows = np.arange(block * size, min(length, block * size + size))
-        _row_numbers(call, owner, rows)
+        row_numbers(call, owner, rows)
         call.tensor("DQ").store(np.zeros((rows.size, call.spec.d)), owner.batch, owner.head, rows)
 
 
@@ -92,7 +92,7 @@ def query_gradient(call: Call) -> None:
 def _query_gradient(call: Call, scoring: Scoring, owner: Owner, tile: Tile) -> Reals:
     batch, kv_head, head, _ = owner
     q, do = (call.tensor(name).load(batch, head, tile.rows) for name in ("Q", "DOut"))
-    lse, delta = _row_numbers(call, owner, tile.rows)
+    lse, delta = row_numbers(call, owner, tile.rows)
     dq = np.zeros_like(q)
     for visit in (visit for part in tile.parts for visit in part.visits):
         k, v = (call.tensor(name).load(batch, kv_head, visit.cols) for name in ("K", "V"))

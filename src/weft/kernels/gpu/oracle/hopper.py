@@ -1,4 +1,4 @@
-"""Kernels whose warp groups specialise, on Hopper: forward, and dK and dV. Programs take blocks of tiles in turn.
+"""Kernels whose warp groups specialise, on Hopper: forward, dQ, dK and dV. Programs take blocks of tiles in turn.
 
 Each group has GROUP rows of a block. What a forward reads beside its item (`tables.consumer_ranges`) is checked against
 the bounds of rows. Tiles that a group passes over have no live pair, and tiles that it does not mask are full.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.kernels.gpu.oracle import bounds, grids
-from weft.kernels.gpu.oracle.backward import subtracted
+from weft.kernels.gpu.oracle.backward import row_numbers, subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
@@ -133,7 +133,7 @@ def forward(call: Call) -> None:
     """Out and Lse of one or two terms, or of one on a grid. Tensor descriptors read their tiles."""
     if call.spec.boxes:
         for block in blocks(call):
-            grids.block_of(call, block.words, block.mine, block.owner[:3], block.parts_at)
+            grids.attended(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
         return
     near, far = ("K_near", "V_near"), ("K_far", "V_far")
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
@@ -233,10 +233,39 @@ def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tup
     call.flat("Lse").store(lse[: tokens.size], numbers_of(call, batch, head, tokens))
 
 
+# ---- dQ --------------------------------------------------------------------------------------------------------------
+def query_gradient(call: Call) -> None:
+    """DQ of one term, by boxes, and what its queries' scores subtract. Every group walks every tile of the run."""
+    for block in blocks(call):
+        _check_size(call, block)
+        batch, kv_head, head, _ = block.owner
+        own, (place, lane) = _place(call, block, 0), _place(call, block, 1)
+        for group in range(-(-block.height // GROUP)):
+            walk, found = _walk(call, block, group, 0), _range(call, block, group, 0)
+            exists = np.arange(min(GROUP, block.height - group * GROUP))
+            tokens = int(block.words[0]) + _rows(block, group)[exists]
+            at = _boxed(call.box("Q_box"), (own[0] + group * GROUP, own[1]), tokens, "queries")
+            q, do = (call.box(name).load(batch, head, *at)[: tokens.size] for name in ("Q_box", "DOut_box"))
+            lse, delta = (x[:, None] for x in row_numbers(call, block.owner, tokens))
+            dq = np.zeros_like(q)
+            for j in range(walk.tiles):
+                _check_cut(call, walk, found, exists, j)
+                keys = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
+                at = _boxed(call.box("K_box"), (place + j * walk.tile, lane), keys, "keys")
+                k, v = (call.box(name).load(batch, kv_head, *at)[: keys.size] for name in ("K_box", "V_box"))
+                mask = walk.mask(j)[exists, : keys.size]
+                p = np.exp(np.where(mask, q @ k.T * call.real("scale") - lse, -np.inf))
+                dq += (p * np.where(mask, do @ v.T - delta, 0.0)) @ k
+            call.tensor("DQ").store(dq * call.real("scale"), batch, head, tokens)
+
+
 # ---- dK and dV -------------------------------------------------------------------------------------------------------
 def key_gradients(call: Call) -> None:
     """DK and DV of one term, or one of them; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
+        if call.spec.boxes:
+            grids.gradients(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            continue
         if call.spec.with_dq or call.spec.makes != "both":
             _gradients_by_boxes(call, block)
             continue

@@ -34,7 +34,7 @@ from weft.planning.tiling import Direction, Tiling
 from weft.planning.tma import TmaExtent
 from weft.target import Gpu
 
-ROUNDS = 2  # see `_together`
+ROUNDS, MANY = 2, 16  # see `_together`
 BLOCK = 64  # tiles of a program, see `documents.kernel`
 IMPORTS = "kernel import Documents, Made, Paged, tables_of", "spec import TablesSpec"
 OF_ITEMS = "blocks import Blocks, items_of", "kernel import Documents"
@@ -220,11 +220,14 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
 
 
 def _together(heads: int, tiles: int, programs: int, least: int) -> int:
-    """Heads whose blocks are sorted together: of ROUNDS rounds of programs. With fewer rounds the same programs may
-    have the longest blocks of all heads; with more, keys of more heads go through the second-level cache.
+    """Heads whose blocks are sorted together: of ROUNDS rounds of programs, but of one where there are MANY in all.
+
+    With fewer rounds the same programs may have the longest blocks of all heads, which counts where rounds are few.
+    With more, rows of more heads are read again later. The second-level cache may not hold them: 32,768 tokens of one
+    head are 33 MB of Q, dO, and dQ in float32 at D=128.
     """
-    found = least
-    while found < heads and found * tiles < ROUNDS * programs:
+    found, rounds = least, ROUNDS if heads * tiles < MANY * programs else 1
+    while found < heads and found * tiles < rounds * programs:
         found *= 2
     return found
 

@@ -13,7 +13,16 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
-from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, OF_SUMS, Box, box_names, walk_names
+from weft.kernels.gpu.descriptors import (
+    FORWARD,
+    OF_KEYS,
+    OF_QUERIES,
+    OF_SUMS,
+    Box,
+    batch_by_places,
+    box_names,
+    walk_names,
+)
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options
 from weft.kernels.gpu.program import (
@@ -162,13 +171,15 @@ def wave_launches(
         tables[slot] = table
         values = _values(wave, spec, plan.problem, options) | {"Tables": slot}
         specs = wave_specs(spec, wave, found.waves, widest, found.groups)
-        ones = [replace(one, boxed=not options.one_argument) for one in specs]
+        by_places = batch_by_places(wave.reach or (), plan.problem, bound.strides["Q"]) if found.groups else False
+        ones = [replace(one, boxed=not options.one_argument, batch_by_places=by_places) for one in specs]
         boxes: tuple[Box, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
             reach = wave.reach or ()
-            if spec.with_dq or ones[0].makes != "both":
-                which = (*OF_KEYS, *OF_SUMS) if spec.with_dq else OF_KEYS
+            if spec.with_dq or ones[0].makes != "both" or spec.direction == "dq":
+                of_keys = (*OF_KEYS, *OF_SUMS) if spec.with_dq else OF_KEYS
+                which = of_keys if spec.of_keys else OF_QUERIES
                 boxes = boxes_of(which, walk_names(which), reach, plan.problem, bound.strides)
             elif not spec.of_keys:
                 names = box_names(ones[0].terms)
