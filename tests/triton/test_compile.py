@@ -16,6 +16,7 @@ import pytest
 import triton
 from tests.tiers import sample
 
+import weft
 from weft.kernels.gpu.compile.load import compile_for
 from weft.planning.tiling import chunks
 from weft.settings import interpreted
@@ -26,6 +27,7 @@ from .specs import (
     DIRECTIONS,
     SHORT,
     WITH_MORE,
+    Call,
     card,
     gradients_of,
     has_room_for_dq,
@@ -165,7 +167,7 @@ def compiled_here():
     """The KernelSpecs that tests of this file compile, but for what is wide."""
     for target, direction, call in narrow_cases():
         yield from specs_towards(CALLS[call], direction, target)
-    for call in BY_WALKS.values():
+    for call in (*BY_WALKS.values(), OF_BLOCKS):
         yield from specs_of_call(call, card("sm_90"))
     yield from (replace(gradients_of(SHORT)[0], **wanted) for wanted in WALKS)
 
@@ -256,6 +258,24 @@ def test_sparse_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
         assert taken.shared <= SHARED["sm_90"] * 1024
         assert spec.direction == "reduce_partials" or taken.registers == spec.registers == 168
         check_spilled(f"sm_90-{spec.direction}-short window", taken.spilled)
+
+
+OF_BLOCKS = Call(weft.random_blocks(64, 3), 1024, 1024, (128, 128), heads=(4, 2))  # a list of whole blocks
+RESERVED = 1024  # bytes of shared memory that a program takes beside its own
+
+
+@pytest.mark.more
+def test_two_programs_of_a_list_of_blocks_fit_side_by_side(tmp_path, monkeypatch):
+    """Registers of a program are eight warps' at most; nothing spills inside a loop but what is known."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    call = replace(OF_BLOCKS, one_kernel=True)
+    specs = [spec for spec in specs_of_call(call, card("sm_90")) if spec.groups]
+    assert [spec.direction for spec in specs] == ["forward", "dkdv"]
+    forward, gradients = compile_one("sm_90", specs)
+    for taken in (forward, gradients):
+        assert 2 * (taken.shared + RESERVED) <= (SHARED["sm_90"] + 1) * 1024
+        assert taken.registers == 128 and taken.waits < 0.2
+    assert forward.inside == 0 and gradients.inside <= 5
 
 
 @pytest.mark.more
