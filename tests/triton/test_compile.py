@@ -18,6 +18,8 @@ from tests.tiers import sample
 
 import weft
 from weft.kernels.gpu.compile.load import compile_for
+from weft.kernels.gpu.programs.backward import summing_program
+from weft.planning.attention_plan import plan_attention
 from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
@@ -31,6 +33,8 @@ from .specs import (
     card,
     gradients_of,
     has_room_for_dq,
+    layout_of,
+    options_of,
     ordinary,
     specs_towards,
 )
@@ -268,9 +272,10 @@ RESERVED = 1024  # bytes of shared memory that a program takes beside its own
 def test_two_programs_of_a_list_of_blocks_fit_side_by_side(tmp_path, monkeypatch):
     """Registers of a program are eight warps' at most; nothing spills inside a loop but what is known."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    call = replace(OF_BLOCKS, one_kernel=True)
-    specs = [spec for spec in specs_of_call(call, card("sm_90")) if spec.groups]
-    assert [spec.direction for spec in specs] == ["forward", "dkdv"]
+    plan = plan_attention(OF_BLOCKS.pattern, OF_BLOCKS.problem(), card("sm_90"))
+    gradients = summing_program(plan, layout_of(OF_BLOCKS, "gradients"), options_of(OF_BLOCKS))
+    specs = [*specs_towards(OF_BLOCKS, "forward"), gradients.launches[-1].spec]
+    assert [spec.direction for spec in specs if spec.groups == 1] == ["forward", "dkdv"]
     forward, gradients = compile_one("sm_90", specs)
     for taken in (forward, gradients):
         assert 2 * (taken.shared + RESERVED) <= (SHARED["sm_90"] + 1) * 1024
