@@ -105,12 +105,16 @@ def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list
     """(name, what makes its calls)"""
     yield "weft", partial(own, workload, tensors, direction, ())
     if workload.d == hopper.WIDEST_AT:
-        keys: Direction = "forward" if direction == "fwd" else "dkdv"
-        fixed = ((keys, tile.usual(keys, workload.problem("cuda"), 1, card())),)
+        sides: tuple[Direction, ...] = ("forward",) if direction == "fwd" else ("dq", "dkdv")
+        fixed = tuple((side, tile.usual(side, workload.problem("cuda"), 1, card())) for side in sides)
         yield "weft tiles", partial(own, workload, tensors, direction, fixed)
+        if direction == "bwd":
+            yield "weft tiles of queries", partial(own, workload, tensors, direction, fixed[:1])
     if direction == "bwd":
+        keys = plan_attention(workload.make(), workload.problem("cuda"), card()).asked("dkdv")
         for tiling in hopper.SUMS:
-            if tiling == hopper.SUMMED or workload.d == hopper.CONFIGS_AT:
+            against = hopper.no_list(keys) if tiling == hopper.LISTED else hopper.no_sums(keys)
+            if not against and tiling in (hopper.LISTED, hopper.sums_of(workload.problem("cuda"))):
                 name = f"weft summed {tiling.rows}x{tiling.cols}"
                 yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:

@@ -1,4 +1,4 @@
-"""Docstrings and comments of sources: sentences of at most 25 words, as in docs.
+"""Docstrings, comments and errors of sources: sentences of at most 25 words, as in docs.
 
 A docstring names what it is given: `rows: of a tile. cols: of the side that is walked.` Each of these is a sentence.
 """
@@ -24,8 +24,19 @@ def is_prose(paragraph):
     return not all(line.startswith(" ") for line in paragraph.splitlines()) and not paragraph.startswith("\b")
 
 
+def literal(node):
+    """The text of a string as it is written; what a format string puts in is a word."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(x.value if isinstance(x, ast.Constant) else "one" for x in node.values)
+    if isinstance(node, ast.BinOp):
+        return literal(node.left) + literal(node.right)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
 def texts(source):
-    """Docstrings, and comments; comments on lines of their own that follow each other are one."""
+    """Docstrings, errors, and comments; comments on lines of their own that follow each other are one."""
+    raised = (x.exc for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Raise) and isinstance(x.exc, ast.Call))
+    yield from (literal(argument) for error in raised for argument in error.args)
     places = (ast.Module, ast.ClassDef, ast.FunctionDef)
     said = (ast.get_docstring(x) or "" for x in ast.walk(ast.parse(source)) if isinstance(x, places))
     yield from ("\n\n".join(filter(is_prose, text.split("\n\n"))) for text in said)
@@ -61,3 +72,4 @@ def test_a_long_sentence_is_found():
     assert long_ones(f'"""{long}."""') == long_ones(f"# {long}.") == [f"26 words: {long}."]
     assert long_ones(f"x = 1  # {long}\n") and not long_ones(f'"""{long[:50]}. Then {long[50:]}."""')
     assert not long_ones(f'"""rows: {long[:60]}. cols: {long[60:]}."""')
+    assert long_ones(f"raise ValueError('asked', f'{{x}} {long}')") and not long_ones(f"print('{long}')")

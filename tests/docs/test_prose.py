@@ -15,7 +15,7 @@ GENERATED = ("performance.md", "prediction.md")
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "DESIGN", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
     *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name not in GENERATED),
-    ROOT / "benchmarks/notes/warp-groups.md",
+    *(ROOT / f"benchmarks/notes/{name}.md" for name in ("triton", "warp-groups")),
 ]
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)

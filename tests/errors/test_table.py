@@ -127,7 +127,6 @@ ELSEWHERE = {
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
     ("weft.torch.bind", "UnsupportedError"): "tests/torch/test_graphs_of_programs.py",  # while a CUDA graph is captured
     ("weft.torch.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
-    ("weft.torch.device_documents", "AlignmentError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "InputError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "UnsupportedError"): "tests/kernels/test_documents.py",
     ("weft.torch.distributed.agreement", "InputError"): "tests/distributed/processes.py",

@@ -4,16 +4,17 @@ import numpy as np
 
 import weft
 from weft.planning import families
-from weft.planning.families.hopper import CONFIGS, SUMMED
+from weft.planning.families.hopper import CONFIGS, LISTED, LISTED_FORWARD, SUMMED
 
 from .checked import Call
 
 BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
-WIDEST = (("forward", families.hopper.WIDEST), ("dkdv", families.hopper.APART))
+WIDEST = (("forward", families.hopper.WIDEST), ("dq", families.hopper.APART), ("dkdv", families.hopper.APART))
 HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)
+LISTS = (("forward", LISTED_FORWARD), ("dkdv", LISTED))
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}
 HOPPER = {"dims": (64, 64), "heads": (2, 2), "batch": 1}
 ONE = {"heads": (2, 1), "batch": 1}
@@ -75,6 +76,17 @@ KERNELS = {
     "by groups, 3-D": grid(
         weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(128, 128), fixed=WIDE, heads=(2, 2), batch=2
     ),
+    "by groups, 2-D, all gradients": grid(
+        weft.neighborhood((20, 37), (5, 9)), (20, 37), dims=(128, 128), fixed=SUMS, options={"free": True}
+    ),
+    "by groups, 3-D, all gradients": grid(
+        weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(128, 128), fixed=SUMS, heads=(2, 2), batch=2,
+        options={"free": True},
+    ),
+    "by groups, 3-D, batch rows beside places": grid(
+        weft.neighborhood((4, 10, 18), (3, 6, 8)), (4, 10, 18), dims=(128, 128), fixed=WIDE + SUMS, heads=(2, 2),
+        batch=2, order=(0, 2, 1, 3), options={"free": True},
+    ),
     "by groups, 3-D, strided": grid(
         weft.neighborhood((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)), (6, 8, 16), dims=(128, 128), fixed=WIDE,
         heads=(2, 2), order=(0, 2, 1, 3),
@@ -86,6 +98,9 @@ KERNELS = {
     "all gradients by groups": hopper(BAND, 400, fixed=SUMS, dims=(128, 128), heads=(4, 2), options={"free": True}),
     "all gradients by groups, lanes": hopper(
         weft.dilated(64, 64, 3), 600, fixed=SUMS, dims=(128, 128), options={"free": True, "lse": True}
+    ),
+    "all gradients by groups, blocks": hopper(
+        weft.random_blocks(64, 2), 320, fixed=LISTS, dims=(128, 128), heads=(4, 2), options={"free": True, "lse": True}
     ),
     "by groups, D=256": hopper(BAND, 400, fixed=WIDEST, dims=(256, 256), heads=(4, 2), options={"lse": True}),
     "by groups, D=256, documents": hopper(

@@ -1,11 +1,14 @@
 """Which calls are offered warp groups that specialise, and what their descriptors may reach."""
 
+import math
+
 import numpy as np
 import pytest
 
 import weft
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import offered
+from weft.planning.families import hopper
 from weft.planning.families.base import Pass
 from weft.planning.families.hopper import CONFIGS, WIDEST
 from weft.planning.problem import Problem
@@ -129,3 +132,32 @@ def test_lanes_are_an_axis_where_they_divide_the_tokens():
     plan = plan_for_device(weft.dilated(30, 30, 4).acsr(600, 600), problem(600), H200, TILING)
     assert extents(plan.nests[0]) == (TmaExtent(0, 4, 4, 150), TmaExtent(0, 4, 4, 150))
     assert reached(weft.dilated(30, 30, 4), 601)[0] is None
+
+
+def grid_plan(shape, size, d=128, dtype="bfloat16", heads=(2, 2), **more):
+    tokens = math.prod(shape)
+    given = Problem(1, *heads, tokens, tokens, d, d, dtype, "cuda")
+    return plan_attention(weft.neighborhood(shape, size, **more), given, H200)
+
+
+@pytest.mark.parametrize("shape, size", [((64, 64), (13, 13)), ((16, 32, 32), (8, 12, 12))])
+def test_grids_go_by_groups(shape, size):
+    """Forward and, where the order of sums is free, gradients."""
+    plan = grid_plan(shape, size, heads=(16, 16))
+    assert plan.specialised("forward") is not None
+    assert plan.sums_by_groups
+
+
+@pytest.mark.parametrize(
+    "changed, reason",
+    [
+        ({"d": 64}, "D=128 in bfloat16"),
+        ({"dtype": "float16"}, "D=128 in bfloat16"),
+        ({"shape": (8, 16, 16), "size": (4, 4, 4), "heads": (4, 2)}, "heads share keys"),
+        ({"dilation": 2}, "not one grid as it comes"),
+    ],
+)
+def test_grids_that_groups_do_not_compute(changed, reason):
+    plan = grid_plan(**({"shape": (32, 32), "size": (7, 7)} | changed))
+    assert plan.specialised("forward") is None
+    assert reason in hopper.reasons_against(plan.asked("forward"))

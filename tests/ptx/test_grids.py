@@ -1,4 +1,4 @@
-"""Forwards by warp groups on grids of two and three axes, as PTX."""
+"""Kernels of warp groups on grids of two and three axes, as PTX."""
 
 from dataclasses import replace
 from math import prod
@@ -6,10 +6,9 @@ from math import prod
 import pytest
 import torch
 from tests.kernels.planned import results
-from tests.tiers import sample
 
 import weft
-from weft.planning.families.hopper import WIDE
+from weft.planning.families.hopper import SUMMED, WIDE
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check
@@ -31,17 +30,19 @@ CALLS = {
     "2-D, all keys": on_grid((8, 16), (8, 16)),
     "3-D": on_grid((4, 10, 18), (3, 6, 8), (2, 2)),
     "3-D, boxes cut": on_grid((6, 9, 18), (4, 5, 8)),
+    "3-D, first axis cut": on_grid((5, 10, 18), (3, 6, 8)),
     "3-D, in steps": on_grid((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)),
 }
 
 
-def found_in(case, order=EAGER, processors=1):
-    """(names of kernels, results) of a forward."""
+def found_in(case, order=EAGER, processors=1, backward=False):
+    """(names of kernels, results)"""
     with emulated(Way(90, order)) as names:
-        return names, results(case, few(processors), (("forward", WIDE),), backward=False)
+        return names, results(case, few(processors), (("forward", WIDE), ("dkdv", SUMMED)), backward=backward)
 
 
-@pytest.mark.parametrize("name", sample(CALLS, "3-D, in steps"))
+@pytest.mark.more  # make test has kernels of the same family in test_group_queries
+@pytest.mark.parametrize("name", CALLS)
 def test_right_in_every_order(name):
     """Rows that go again beside rows that do not."""
     case = loud(CALLS[name].case()) if CALLS[name].tokens > 200 else CALLS[name].case()
@@ -53,9 +54,11 @@ def test_right_in_every_order(name):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name, by_groups", [("2-D", True), ("3-D", False)])
+@pytest.mark.parametrize("name, by_groups", [("2-D", True), ("3-D", True), ("3-D, first axis cut", False)])
 def test_heads_beside_tokens(name, by_groups):
-    """(B, S, H, D) in memory, two batch rows: on three axes descriptors do not reach them, and other kernels do."""
+    """(B, S, H, D) in memory, two batch rows. On three axes these are one with the first axis, unless boxes end beyond
+    it; then other kernels compute them.
+    """
     case = replace(CALLS[name], heads=(2, 2)).case()
     case = replace(
         case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
@@ -63,3 +66,15 @@ def test_heads_beside_tokens(name, by_groups):
     names, found = found_in(case, processors=3)
     assert any("_2_groups_" in one for one in names) == by_groups
     check(case, found)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["2-D, boxes cut, heads share keys", "2-D, all keys", "3-D", "3-D, boxes cut"])
+def test_all_gradients_in_every_order(name):
+    """The order of sums is free, so dQ is only to be right."""
+    case = replace(CALLS[name].case(), deterministic=False)
+    names, found = found_in(case, backward=True)
+    assert any("_box_" in one and "_with_dq_" in one for one in names)
+    check(case, found)
+    _, again = found_in(case, ORDERS["late, warps reversed"], backward=True)
+    check(case, again)

@@ -47,7 +47,7 @@ NARROW = {
     "window, by groups": "sm_90 sm_100 sm_90 gfx942",
     "window, 128, by groups": "sm_90 - - -",
     "two terms, 128, by groups": "sm_90 - - -",
-    "window, 256, by groups": "sm_90 - sm_90",
+    "window, 256, by groups": "sm_90 sm_90 sm_90",
     "window, float32": "gfx942 gfx942 sm_100",
     "window, sinks": "sm_90 sm_80 gfx942 sm_80",
     "window, softcap, alibi, sinks": "sm_90 sm_80 sm_80 sm_90",
@@ -59,6 +59,7 @@ NARROW = {
     "listed tokens": "sm_80 gfx942 sm_90 sm_80",
     "random blocks": "sm_80 sm_90 sm_80 sm_100",
     "2-D": "sm_100 sm_80 sm_100 gfx942",
+    "2-D, by groups": "sm_90 - - sm_90",
     "2-D, ungrouped": "gfx942 sm_80 sm_80 gfx942",
     "3-D": "sm_90 sm_100 sm_80 sm_80",
     "two terms, by groups": "sm_90 sm_100 sm_80 sm_90",
@@ -87,7 +88,7 @@ QUICK = {  # which of these calls `make test` compiles for a target, in the same
 SPILLED = Path(__file__).with_name("spilled.json")
 
 # (direction, call) whose innermost loops spill on sm_90, with either version of Triton or with one. Wide tiles of keys
-# at D=192 are the fastest all the same (benchmarks/notes/triton.md).
+# at D=192 are the fastest all the same (benchmarks/notes/triton.md, T53).
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 CROWDED = {(3, 6): (("keys", "window, float32"), ("keys", "text and image")), (3, 7): (("forward", "bigbird"),)}
 INSIDE = {
@@ -96,6 +97,7 @@ INSIDE = {
     *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere", "longformer, packed")),
     *((direction, "rows anywhere, 192, softcap, alibi") for direction in ("forward", "dq", "keys")),
     *(("keys", call) for call in ("two terms, listed bounds", "longformer, one token")),
+    ("one kernel", "2-D, by groups"),  # bounds of rows, which masks of every tile take
     *(("forward", call) for call in ("window, 256", "window, 256, by groups")),  # in the loop of rows that go again
     *CROWDED.get(VERSION, CROWDED[3, 7]),
 }
@@ -314,7 +316,7 @@ def test_what_is_held_is_read_from_registers(case, compiled):
 
 @pytest.mark.parametrize("case", ON_HOPPER)
 def test_products_are_not_serialised(case, compiled, request):
-    """On grids at D=64 that cost up to a third of dK and dV, and a quarter of dQ (benchmarks/notes/triton.md)."""
+    """On grids at D=64 that cost up to a third of dK and dV, and a quarter of dQ (benchmarks/notes/triton.md, T48)."""
     if case[1:] in SERIALISED:
         request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True, reason="ptxas is not sure of them"))
     assert all(taken.waits < 0.7 for taken in compiled(case))

@@ -56,7 +56,7 @@ def test_wide_tiles_of_grids_keep_their_loops_free(direction):
     wide = replace(spec, rank=3, rows=128, cols=64, warps=8, stages=3, grouped=False)
     taken = resources(compile_for(wide, TARGETS["sm_90"]), "sm_90")
     assert taken.waits < 0.7
-    assert taken.inside <= {"dq": 0, "keys": 6}[direction]  # faster all the same (benchmarks/notes/triton.md)
+    assert taken.inside <= {"dq": 0, "keys": 6}[direction]  # faster all the same (benchmarks/notes/triton.md, T57)
 
 
 LINES = {

@@ -70,8 +70,8 @@ def local_of(plan: Plan, rank: int) -> Local:
 
 @lru_cache(maxsize=256)
 def pieces_of(plan: Plan) -> int:
-    """In how many groups of heads keys travel, of all ranks alike: one where the rank that receives most needs no wait,
-    since it merges results; else some, so that it waits for the first alone.
+    """In how many groups of heads keys travel, of all ranks alike. There is one where the rank that receives most needs
+    no wait, since it merges results. Else there are some, so that it waits for the first alone.
     """
     received = plan.chosen.received.sum(axis=1)
     if any(map(len, plan.moved)) or isinstance(local_of(plan, int(received.argmax())).main.keys, str):

@@ -169,7 +169,7 @@ class Prepared:
         if launch is None:
             return None
         values = [x.data_ptr() if isinstance(x, Tensor) else x for x in (getattr(x, "base", x) for _, x in told)]
-        return Started(*launch.told((*self.grid, 1, 1), stream, values), launch)
+        return Started(*launch.invocation((*self.grid, 1, 1), stream, values), launch)
 
     def reads_only(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all that it reads and writes lies in the memory of these tensors and its results."""
@@ -262,8 +262,8 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
 def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
     """q, k and v beside each other (..., q_n + 2 kv_n), of x (..., depth), which has batch rows and tokens before.
 
-    tensors: x, three weights, then as far as spec has them three biases, two norms (d,), and cos and sin (batch rows or
-    1, tokens, d). results: room for them.
+    tensors: x, three weights, then as far as spec has them three biases and two norms (d,). Then cos and sin (batch
+    rows or 1, tokens, d). results: room for them.
     """
     from weft.kernels.gpu.gemm.projections import projections as kernel
 

@@ -109,7 +109,7 @@ class Pattern:
             said = " and ".join(map(repr, declared))
             raise PatternError(
                 f"{_operand(self)}.aligned({align!r})", f"its parts declare {said} already",
-                "leave align= out where they are made; a mask function counts from the first query on: recognize one "
+                "leave align= out where they are made. A mask function counts from the first query on: recognize one "
                 "of (q + N - M, k) if the last is meant",
             )  # fmt: skip
         return self.filled(align)

@@ -26,7 +26,7 @@ ROUND = 0.55
 # Where lengths differ, processors end apart: by this share of a mean program's time.
 UNEVEN = 0.25
 ALONE = 0.55  # the time of a program alone on a processor, of what it takes beside as many others as fit
-ADDED = 0.32  # bytes a second of sums in the second-level cache, of those that it reads (benchmarks/notes/triton.md)
+ADDED = 0.32  # bytes a second of sums in the second-level cache, of those read (benchmarks/notes/triton.md, T6)
 PRODUCTS = {"forward": (1, 1), "dq": (2, 1), "dkdv": (2, 2)}  # of a tile, over D and over Dv
 HALVES = (3, 2)  # of dV and of dK, which both make scores
 

@@ -45,7 +45,7 @@ def rates(kind: Kind, direction: Direction, problem: Problem, tiling: Tiling, gp
     key, known = near
     d = key[0]
     then = Problem(1, 1, 1, 1, 1, d, d, "bfloat16", "cuda")
-    tile_then, start_then = floor_of(direction, then, key[3], gpu)
+    tile_then, start_then = floor_of(key[1], then, key[3], gpu)
     over, over_start = tile / tile_then, start / start_then
     return Rates(known.start * over_start, known.edge * over, known.full * over)
 
@@ -74,14 +74,17 @@ def _known(gpu: Gpu) -> str:
 def _nearest(kind: Kind, direction: Direction, wide: int, tiling: Tiling, card: str) -> tuple[Key, Rates] | None:
     """The measured rates that are most alike.
 
-    They are of the same direction; then as many axes count most, then the same width, kind and tiling. At some widths
-    only lines of one term were measured. The remainder's blocks are walked as several terms are.
+    They are of the same direction; then as many axes count most, then the same width, kind and tiling. Where warp
+    groups were not measured in a direction, those of another one serve. At some widths only lines of one term were
+    measured. The remainder's blocks are walked as several terms are.
     """
     kind, table = "several" if kind == "blocks" else kind, measured(card)
     exact = wide, direction, kind, tiling
     if exact in table:
         return exact, table[exact]
     found = [(key, rate) for key, rate in table.items() if key[1] == direction]
+    if tiling.groups and not any(key[3].groups for key, _ in found):  # a guess, until it is measured
+        found = [(key, rate) for key, rate in table.items() if key[3].groups]
     return min(found, key=lambda one: _unlike(one[0], kind, wide, tiling), default=None)
 
 

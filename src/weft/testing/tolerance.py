@@ -72,9 +72,10 @@ def assert_close(name: str, got: Any, reference: Any, plain: Any, tf32: bool = F
         return
     worst = tuple(int(i) for i in np.unravel_index(error.argmax(), error.shape))
     raise AssertionError(
-        f"{name} is off by {error[worst]:.3g} at {worst}: {x[worst]:.6g}, should be {truth[worst]:.6g}\n"
-        f"  the plain {_dtype(plain)} computation is off by at most {plain_error:.3g}; allowed is {limit:.3g}, with "
-        f"c = {rule.c:g} and a floor of {rule.floor:.3g}\n  {int((error > limit).sum())} of {error.size} are beyond it"
+        f"{name} is off by {error[worst]:.3g} at {worst}: {x[worst]:.6g}, should be {truth[worst]:.6g}.\n"
+        f"  The plain {_dtype(plain)} computation is off by at most {plain_error:.3g}.\n"
+        f"  Allowed is {limit:.3g}, with c = {rule.c:g} and a floor of {rule.floor:.3g}.\n"
+        f"  {int((error > limit).sum())} of {error.size} are beyond it"
     )
 
 

@@ -17,7 +17,7 @@ from torch._C import _are_functorch_transforms_active
 from torch.compiler import is_compiling
 
 from weft.caching import emptied_by
-from weft.errors import AlignmentError, InputError, UnsupportedError
+from weft.errors import InputError, UnsupportedError
 from weft.kernels.backend import choose
 from weft.kernels.gpu.documents.spec import known
 from weft.kernels.gpu.programs.documents import Documents, PagedKeys
@@ -44,6 +44,7 @@ from weft.torch.document_programs import (
 from weft.torch.eager import is_plain
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.paged_keys import problem_in_pages
+from weft.torch.varlen import check_aligned
 
 KEPT = 256  # calls
 ON_HOST = "pass cu_seqlens.cpu(), once for all layers: lengths on the host are planned"
@@ -171,12 +172,7 @@ def _check(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: C
     options = {"scale": chosen.scale, "softcap": chosen.softcap, "sinks": rows[0], "alibi_slopes": rows[1]}
     check_options(tensors[0], options)
     check_choices(chosen.backend, None)
-    if not sums.same and None in set(pattern.alignments()):
-        raise AlignmentError(
-            f"varlen_attention under {pattern}", "it does not say how the queries of a document stand beside its keys",
-            'call .aligned("bottom-right") on the pattern (last query beside last key) or .aligned("top-left"), or '
-            "pass the same cu_seqlens for both where queries and keys are the same tokens",
-        )  # fmt: skip
+    check_aligned(pattern, sums.same)
     if rows[1] is not None and (not sums.same or sums.table is not None or rows[1].requires_grad):
         why = "slopes have no gradient there" if rows[1].requires_grad else "distances are counted over all tokens"
         raise UnsupportedError("varlen_attention(alibi_slopes=...) with lengths on the device", why, ON_HOST)

@@ -2,7 +2,7 @@
 
 The operators of `weft.torch.operator` are for whoever reads or rewrites them: torch.compile, export, modes, transforms,
 subclasses. Where nobody does, they cost more than the rest of a call. Schemas are matched, a pattern crosses as bytes,
-and every check is made again (times: benchmarks/notes/triton.md).
+and every check is made again (times: benchmarks/notes/triton.md, T76).
 """
 
 from __future__ import annotations

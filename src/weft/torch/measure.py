@@ -255,7 +255,8 @@ class DeviceMeter:
 
     def _call(self, part: Part, plan: AttentionPlan) -> Call | str:
         """What launches it; why it cannot be loaded: Triton says so of too much shared memory when it loads. Or that it
-        is wrong: assemblers do translate kernels wrongly (benchmarks/notes/triton.md), and tests know what is offered.
+        is wrong. Assemblers do translate kernels wrongly (benchmarks/notes/triton.md, T66 to T70), and tests know what
+        is offered.
         """
         try:
             call = self._subject.call(part, plan)

@@ -287,18 +287,23 @@ def check_documents(pattern: Pattern, queries: Any, keys: Any, same: bool) -> No
     """Raise where a pattern has no meaning for documents of such lengths."""
     if queries.size != keys.size:
         _wrong(f"there are {queries.size} documents of queries and {keys.size} of keys", "give both as many documents")
-    if not same and None in set(pattern.alignments()):
-        raise AlignmentError(
-            f"varlen_attention under {pattern}", "it does not say how the queries of a document stand beside its keys",
-            'call .aligned("bottom-right") on the pattern (last query beside last key) or .aligned("top-left"), or '
-            "pass the same cu_seqlens for both where queries and keys are the same tokens",
-        )  # fmt: skip
+    check_aligned(pattern, same)
     rows = pattern.extent()[0]
     if rows is not None and rows != queries.size:
         raise PatternError(
             f"varlen_attention under {pattern}",
             f"it tells {rows} batch rows apart, and there are {queries.size} documents",
             "give one row for each document",
+        )  # fmt: skip
+
+
+def check_aligned(pattern: Pattern, same: bool) -> None:
+    """Raise AlignmentError where a pattern needs an alignment and has none. same: queries and keys are one."""
+    if not same and None in set(pattern.alignments()):
+        raise AlignmentError(
+            f"varlen_attention under {pattern}", "it does not say how the queries of a document stand beside its keys",
+            'call .aligned("bottom-right") on the pattern (last query beside last key) or .aligned("top-left"). Where '
+            "queries and keys are the same tokens, pass the same cu_seqlens for both",
         )  # fmt: skip
 
 

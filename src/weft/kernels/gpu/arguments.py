@@ -1,8 +1,8 @@
-"""What a generated kernel is told: pointers to what it reads, scalars, descriptors, pointers to what it writes."""
+"""What a generated kernel is told, in order: see `arguments`."""
 
 from __future__ import annotations
 
-from weft.kernels.gpu.descriptors import OF_KEYS, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_KEYS, OF_QUERIES, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.spec import KernelSpec
 
 SHARED = ("Sums", "Slots")  # sums that launches leave for the last one, and the row of each key in them
@@ -86,9 +86,9 @@ def strided(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the kernel's arguments, in order: what is read, scalars, what is written.
+    """Names of the kernel's arguments: pointers read, scalars, descriptors read, pointers and descriptors written.
 
-    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read.
+    So every slot that is written comes after all that are read.
     Frameworks that know a kernel by its inputs and outputs want this order.
     """
     read, written = described(spec)
@@ -119,6 +119,8 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(x for x in walk_names(OF_SPARSE) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.of_keys and (spec.with_dq or spec.makes != "both"):
         return walk_names(OF_KEYS), walk_names(OF_SUMS) if spec.with_dq else ()
+    if spec.groups and spec.direction == "dq":
+        return walk_names(OF_QUERIES), ()
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

@@ -21,7 +21,7 @@ from weft.target import Gpu, Target
 
 # Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. That was 7 to 9 %
 # faster at 128 than one maximum, from the first tile. At 64 the registers of the second walk cost up to 17 %
-# (benchmarks/notes/triton.md). Others were not measured.
+# (benchmarks/notes/triton.md, T30). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
 BESIDE_DROPOUT, BESIDE_SCORES = 168, 128  # registers: three and four programs of four warps side by side
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
@@ -71,7 +71,7 @@ def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
 
 def partial(direction: str, problem: Problem, target: Target | Gpu) -> bool:
     """Whether a forward's threads sum apart: where several share a row of a product, on NVIDIA's cards before sm_100.
-    Not at wider heads, whose kernels Triton then translates to slower ones (benchmarks/notes/triton.md).
+    Not at wider heads, whose kernels Triton then translates to slower ones (benchmarks/notes/triton.md, T32).
     """
     shared = isinstance(target, Gpu) and target.architecture in ("sm_80", "sm_89", "sm_90")
     narrow = problem.dtype != "float32" and max(problem.d, problem.dv) <= NARROW

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, Literal
 
 from weft.kernels.gpu.hopper.config import config_of
 from weft.kernels.gpu.program import row_major
@@ -23,7 +24,8 @@ WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
 # Of sparse keys beside it; dQ is written too.
 OF_SPARSE = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
-# Of all gradients by tiles of keys: what is read, and what is added to.
+# Of gradients by tiles of queries; of keys: what is read, and what is added to.
+OF_QUERIES = (("Q", 0), ("DOut", 0), ("K", 1), ("V", 1))
 OF_KEYS = (("K", 0), ("V", 0), ("Q", 1), ("DOut", 1))
 OF_SUMS = (("DQ", 1),)
 
@@ -32,7 +34,7 @@ OF_SUMS = (("DQ", 1),)
 class Box:
     """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, dim, in elements.
 
-    Of a grid of two axes these are places and lanes. Of three, batch rows and heads are one axis.
+    Of a grid of two axes these are places and lanes. Of three, see `batch_axis`.
     """
 
     name: str
@@ -52,16 +54,44 @@ def boxes(
         heads = problem.kv_heads if tensor in KEYS else problem.q_heads
         width = problem.dv if tensor in VALUES else problem.d
         if isinstance(reach, GridExtent):
-            tokens = tuple(token * step for step in row_major(reach.shape))
-            one_axis = len(reach.shape) > 2
-            sizes = (problem.batch * heads,) if one_axis else (problem.batch, heads)
-            steps = (head if heads > 1 else batch,) if one_axis else (batch, head)
-            made.append(Box(name, tensor, (*sizes, *reach.shape, width), (*steps, *tokens, 1)))
+            sizes, steps = _of_grid(reach.shape, (problem.batch, heads), (batch, head, token))
+            made.append(Box(name, tensor, (*sizes, width), (*steps, 1)))
             continue
         place, lane = reach.first
         shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, width)
         made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
+
+
+def _of_grid(
+    shape: tuple[int, ...], sizes: tuple[int, int], strides: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
+    """(sizes, strides) of a descriptor's axes but the last. sizes: batch rows, heads; strides: also of tokens."""
+    (rows, heads), (batch, head, token) = sizes, strides
+    steps = tuple(token * step for step in row_major(shape))
+    if len(shape) == 2:
+        return (rows, heads, *shape), (batch, head, *steps)
+    if batch_axis(shape, sizes, strides) == "places":
+        return (heads, rows * shape[0], *shape[1:]), (head, *steps)
+    return (rows * heads, *shape), (head if heads > 1 else batch, *steps)
+
+
+def batch_axis(
+    shape: tuple[int, ...], sizes: tuple[int, int], strides: tuple[int, ...]
+) -> Literal["heads", "places", ""]:  # fmt: skip
+    """With which axis batch rows are one in a descriptor of three axes, which has no axis more; "" where with none."""
+    (_, heads), (batch, head, token) = sizes, strides
+    if 1 in sizes or batch == heads * head:
+        return "heads"
+    return "places" if batch == token * prod(shape) else ""
+
+
+def batch_by_places(reach: Sequence[Extent], problem: Problem, strides: tuple[int, ...]) -> bool:
+    """`KernelSpec.batch_by_places`. strides: of queries."""
+    first = reach[0] if reach else None
+    if not isinstance(first, GridExtent) or len(first.shape) < 3:
+        return False
+    return batch_axis(first.shape, (problem.batch, problem.q_heads), strides[:3]) == "places"
 
 
 def box_names(terms: int) -> tuple[str, ...]:
@@ -84,10 +114,11 @@ def box_kind(name: str, spec: KernelSpec) -> str:
         box = config.tile_box if walked else config.box if spec.of_keys else config.own_box
         sides = [*[1] * (4 - len(box)), *box]
     else:
-        places = config.columns if walked else config.rows * (config.consumers if spec.of_keys else 1)
+        whole = spec.of_keys or config.makes == "dq"  # a block's rows in one box
+        places = config.columns if walked else config.rows * (config.consumers if whole else 1)
         sides = [1, 1, places, 1]
-    if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
-        return _box_kind("float32", [*sides, config.width // config.consumers])
+    if spec.with_dq and tensor == "DQ":  # half of the dims of a tile
+        return _box_kind("float32", [*sides, config.width // 2])
     return _box_kind(spec.dtype, [*sides, config.width_v if tensor in VALUES else config.width])
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.descriptors import batch_axis
 from weft.kernels.gpu.layout import Layout, Options, dense_rows
 from weft.kernels.gpu.score.slots import under
 from weft.kernels.gpu.tables.batches import Waves
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.boxes import whole_boxes
 from weft.planning.families import components, fused_backward, one_kernel, split_kv, tile
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
@@ -76,7 +78,8 @@ def by_components(plan: AttentionPlan, layout: Layout, options: Options) -> bool
 
 def may_sum(plan: AttentionPlan, layout: Layout, options: Options) -> bool:
     """Whether layout and options allow the kernel that adds to dQ in memory: where warp groups do, theirs."""
-    return not plan.sums_by_groups or may_specialise(layout, options, plan.problem)
+    allowed = may_specialise(layout, options, plan.problem) and _reach(plan.summing, layout, plan.problem)
+    return not plan.sums_by_groups or allowed
 
 
 def lists_one_kernel(plan: AttentionPlan) -> bool:
@@ -110,10 +113,17 @@ def why_unspecialised(layout: Layout, options: Options, problem: Problem) -> str
 
 
 def _reach(shares: tuple[Share, ...], layout: Layout, problem: Problem) -> bool:
-    """Whether descriptors reach the tokens of shares: on three axes they take batch rows and heads as one axis."""
-    three = any(len(nest.box) > 2 for share in shares for nest in share.plan.nests)
-    alone = 1 in (problem.batch, problem.q_heads)
-    return not three or alone or all(s[0] == problem.q_heads * s[1] for s in layout.strides)
+    """Whether descriptors reach the tokens of shares, and no others: on three axes batch rows have no axis of their own
+    (`descriptors.batch_axis`).
+    """
+    nests = [nest for share in shares for nest in share.plan.nests if len(nest.box) > 2]
+    sizes = problem.batch, problem.q_heads
+    found = {batch_axis(nest.q.shape, sizes, s[:3]) for nest in nests for s in layout.strides}
+    if found != {"places"}:
+        return found <= {"heads"}
+    alike = all(part.k.shape == nest.q.shape for nest in nests for part in nest.parts)
+    # a box that ends beyond the first axis would reach the next batch row
+    return alike and all(nest.q.shape[0] % nest.box[0] == 0 and whole_boxes(nest) is not None for nest in nests)
 
 
 def are_near(waves: Waves, layout: Layout) -> bool:

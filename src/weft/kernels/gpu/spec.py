@@ -103,6 +103,7 @@ class KernelSpec(Strided):
     short: bool = False  # a Hopper forward of short runs (`hopper.fwd_short`)
     row_bounds: bool = False  # a Hopper kernel whose tables hold the bounds of every row (`hopper.fwd_overlapped`)
     counted: bool = False  # a Hopper kernel whose tables the device makes (`tables.batches.Wave`)
+    batch_by_places: bool = False  # of descriptors of three axes (`descriptors.batch_axis`)
     boxed: bool = True  # a Hopper forward writes whole tiles by a TMA descriptor
     paged: int = 0  # tokens of a page of keys, whose first tokens tables list; 0: keys are contiguous
     upcast: bool = False  # operands become float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly

@@ -28,7 +28,7 @@ MOST_SPLITS = 256
 # A tile by rows counts as so many tiles without a mask, since all its keys are gathered and masked. Fitted to the 763
 # us of 64 queries against 131,072 keys on an H200 (benchmarks/results/choices.csv).
 MASKED = 1.3
-STREAMED = 0.85  # of the bandwidth, what keys that are read once reach on an H200 (benchmarks/notes/triton.md)
+STREAMED = 0.85  # of the bandwidth, what keys that are read once reach on an H200 (benchmarks/notes/triton.md, T58)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def _narrow_on_grids(direction: Direction, gpu: Gpu) -> bool:
 
 
 def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> Tiling:
-    """What was measured best at these head dimensions on an H200 (benchmarks/notes/triton.md)."""
+    """What was measured best at these head dimensions on an H200 (benchmarks/notes/triton.md, T51 to T53)."""
     wide, forward, line = max(problem.d, problem.dv), direction == "forward", rank == 1
     if problem.dtype == "float32":
         rows = 32 if wide > 128 else 64
@@ -258,7 +258,7 @@ def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tup
     Up to D=64 these are square tiles. Square tiles over several terms nearly always take longer; there a thread may use
     all registers, for few long programs. At D=128 wide tiles serve grids alone. On lines they take 0.93 to 1.39 of the
     time, which rates do not tell. Where heads share keys their kernel would spill in its loop
-    (benchmarks/notes/triton.md).
+    (benchmarks/notes/triton.md, T54 and T55).
     """
     wide = max(problem.d, problem.dv)
     if wide <= 64:

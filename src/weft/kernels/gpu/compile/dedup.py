@@ -11,7 +11,7 @@ version of Triton that is not known every group is given its function (`COPIES`)
 
 Such a kernel begins some thirty barriers in shared memory before anything else. Triton does not tell them apart, so it
 has all warps wait for each other after each. `begin_together` leaves out these waits: 0.5 to 1.0 us of a launch on an
-H100 (benchmarks/notes/triton.md).
+H100 (benchmarks/notes/triton.md, T74).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a kernel was translated wrongly, though its source is right: what LLVM and ptxas were met doing.
 
 Both make a kernel that runs and computes something else, on a GPU alone; Triton's interpreter runs the source and never
-meets them. How each was found: benchmarks/notes/triton.md, tenth, twelfth and twenty-ninth rounds.
+meets them. How each was found: benchmarks/notes/triton.md, T67 to T70.
 """
 
 from __future__ import annotations

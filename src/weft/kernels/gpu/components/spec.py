@@ -50,6 +50,13 @@ class ComponentSpec(Strided):
         return 3 if max(self.d, self.dv) <= NARROW else 2
 
     @property
+    def registers(self) -> int:
+        """The most of a thread: a forward at the narrowest heads takes 134, and with 128 has four programs beside each
+        other (counted for sm_90).
+        """
+        return 128 if self.direction == "forward" and max(self.d, self.dv) <= 32 else 0
+
+    @property
     def name(self) -> str:
         """A short readable name; the content decides, not the name."""
         dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
@@ -126,7 +133,7 @@ def source_of(spec: ComponentSpec) -> Source:
         if kind[0] == "*" and name != "DLse" and name not in spec.rules.pointers
     )  # fmt: skip
     said = json.dumps(asdict(spec), indent=1)
-    return Source(spec.name, entry(spec), tuple(types.items()), aligned, spec.warps, spec.stages, spec=said)
+    return Source(spec.name, entry(spec), tuple(types.items()), aligned, spec.warps, spec.stages, spec.registers, said)
 
 
 def _type_of(name: str, spec: ComponentSpec) -> str:

@@ -1,9 +1,13 @@
 # ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
-"""dK, or dV, of wide heads: registers hold one of them, so each has a launch.
+"""dQ, dK or dV of wide heads: registers hold one of them, so each has a launch.
 
-A program lives as long as the launch and takes blocks of keys in turn, as those of `bwd_summed` do. Each of two
-consumers has half of a block's keys, and keeps their gradient in registers. What scores subtract is added by products
-whose first factor, ones, is made of constants. Results lie where keys lay until they have left.
+A program lives as long as the launch and takes blocks of rows in turn: of queries for dQ, else of keys. It walks tiles
+of the other side. Each of two consumers has half of a block's rows, and keeps their gradient in registers. From there
+it is written, since shared memory is full.
+
+Scores and their gradients subtract lse and delta of queries. Where queries are walked these numbers are added by
+products, whose first factor, ones, is made of constants. Where queries stay a row's numbers are computed before its
+tiles, and left in memory for the launches that follow.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
@@ -23,42 +27,46 @@ from weft.kernels.gpu.hopper.fwd_loads import load_box
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, channel
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_columns
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
-from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
+from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
 
 STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
+PARTS = gl.constexpr(3)  # of them, bfloat16 numbers whose sum is lse, or delta
 
 
 @aggregate
 class Apart:
     """The kernel's arguments, shared memory and channels.
 
-    grad: DK or DV. k, v: a block's; of dV there is no v. q, do: rings of tiles that are walked; stats: beside do.
+    grad: DQ, DK or DV. rows: what is read and written of a block's queries beside, where these stay. own_s, own_g: a
+    block's factors of scores and of their gradients: K and V, or Q and dO; of dV there is no own_g. s, g: rings of the
+    other side's. stats: beside g, where queries are walked.
     """
 
     cfg: gl.constexpr
     grad: Tensor
     Stats: gl.tensor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    q: gl.shared_memory_descriptor
-    do: gl.shared_memory_descriptor
+    rows: Any
+    own_s: gl.shared_memory_descriptor
+    own_g: gl.shared_memory_descriptor
+    s: gl.shared_memory_descriptor
+    g: gl.shared_memory_descriptor
     stats: gl.shared_memory_descriptor
-    keys: Channel
-    values: Channel
-    queries: Channel
-    douts: Channel
+    of_own_s: Channel
+    of_own_g: Channel
+    of_s: Channel
+    of_g: Channel
     scheduler: TileScheduler
     heads: gl.tensor
     length: gl.tensor
     scale: gl.tensor
-    k_box: Any
-    v_box: Any
-    q_box: Any
-    do_box: Any
+    own_s_box: Any
+    own_g_box: Any
+    s_box: Any
+    g_box: Any
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------
@@ -75,9 +83,12 @@ def load_stats(to, at, first, run, rows, COUNTED: gl.constexpr):
 
 @gluon.jit
 def producer(state, CHAINED: gl.constexpr):
-    """Keys of a block, for dK their values, and tiles of queries, dO and stats of all heads that share them."""
+    """A block's rows; then tiles of the other side, and where these are queries their stats, of all heads that share
+    the block's keys.
+    """
     cfg: gl.constexpr = state.cfg
-    douts = state.douts
+    OF_QUERIES: gl.constexpr = cfg.makes == "dq"
+    of_g = state.of_g
     layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
     r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
     numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
@@ -88,27 +99,86 @@ def producer(state, CHAINED: gl.constexpr):
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         member, item = scheduler.places(scheduler.where(number))
-        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
+        batch, own, walked, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
+        if OF_QUERIES:
+            own, walked, share = walked, own, gl.to_tensor(1)
         place, lane = place_of(item, 0, 1)
         run = run_of(item, 0, 1)
         first, _ = keys_of(item, 0)
-        where = [batch, kv_head, place, lane, 0]
-        load_side(t, where, state.keys, state.k_box, state.k)
-        if cfg.makes == "dk":
-            load_side(t, where, state.values, state.v_box, state.v)
+        where = [batch, own, place, lane, 0]
+        load_side(t, where, state.of_own_s, state.own_s_box, state.own_s)
+        if cfg.makes != "dv":
+            load_side(t, where, state.of_own_g, state.own_g_box, state.own_g)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats
         for h in range(0, share):
-            row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
+            row = (batch.to(gl.int64) * state.heads + walked + h) * state.length + origin + first
             for j in range(0, tiles_of(run.count, cfg.columns)):
-                where = [batch, head + h, run.place + j * cfg.columns, run.lane, 0]
-                load_box(i, state.q_box, state.q, state.queries, where)
-                load_box(i, state.do_box, state.do, douts, where)
-                to, at = state.stats.index(douts.stage(i)), state.Stats + row * STATS
-                load_stats(to, at, j * cfg.columns, run, (r, numbers, step), cfg.counted)
-                douts.commit(i)
+                where = [batch, walked + h, run.place + j * cfg.columns, run.lane, 0]
+                load_box(i, state.s_box, state.s, state.of_s, where)
+                load_box(i, state.g_box, state.g, of_g, where)
+                if not OF_QUERIES:
+                    to, at = state.stats.index(of_g.stage(i)), state.Stats + row * STATS
+                    load_stats(to, at, j * cfg.columns, run, (r, numbers, step), cfg.counted)
+                    of_g.commit(i)
                 i += 1
         t += 1
+
+
+# ---- numbers of queries that stay ------------------------------------------------------------------------------------
+@gluon.jit
+def in_parts(x, column, FIRST: gl.constexpr, stats):
+    """stats (rows, STATS) with x in the columns from FIRST on, as numbers of bfloat16 whose sum it is."""
+    for n in gl.static_range(PARTS):
+        part = x.to(gl.bfloat16).to(gl.float32)
+        stats = gl.where(column == FIRST + n, gl.expand_dims(part, 1), stats)
+        x = x - part
+    return stats
+
+
+@gluon.jit
+def delta_of(consumer_id: gl.constexpr, block, head, first, state):
+    """Sums of dO times out, of each of the consumer's queries. first: the block's first."""
+    ROWS: gl.constexpr = state.cfg.rows
+    layout: gl.constexpr = by_rows(state.cfg.width_v, 4)
+    out = state.rows[1]
+    _, pace = state.scheduler.rows()
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
+    d = gl.expand_dims(gl.arange(0, state.cfg.width_v, layout=gl.SliceLayout(0, layout)), 0)
+    step = gl.minimum(r, block.height - 1) * pace
+    o = gl.load(out.row(block.batch, head, first) + (gl.expand_dims(step * (out.per_row * UNIT), 1) + d))
+    do = matrix(state.own_g.index(0)).slice(consumer_id * ROWS, ROWS, dim=0).load(layout)
+    return gl.sum(o.to(gl.float32) * do.to(gl.float32), 1)
+
+
+@gluon.jit
+def numbers_of(consumer_id: gl.constexpr, block, head, state):
+    """(-lse in bits, -delta) of the consumer's queries, left in memory too."""
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    layout: gl.constexpr = by_rows(STATS, 4)
+    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
+    of_x: gl.constexpr = gl.SliceLayout(1, accumulator(cfg.columns))
+    _, _, lse_at, dlse_at, delta_at = state.rows
+    origin, pace = state.scheduler.rows()
+    delta = gl.convert_layout(delta_of(consumer_id, block, head, origin + block.start, state), of_rows)
+    r = gl.arange(0, ROWS, layout=of_rows) + consumer_id * ROWS
+    valid = r < block.height
+    token = origin + block.start + gl.minimum(r, block.height - 1) * pace
+    number = (block.batch.to(gl.int64) * state.heads + head) * state.length + token
+    lse = gl.load(lse_at + number)
+    none = lse == float("-inf")
+    if cfg.lse_gradient:
+        delta -= gl.where(none, 0.0, gl.load(dlse_at + number))
+    if cfg.with_delta:
+        gl.store(delta_at + number, delta, mask=valid)
+    lse = gl.where(none, 0.0, lse)
+    column = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    stats = in_parts(-lse / state.scale, column, 0, gl.zeros([ROWS, STATS], gl.float32, layout))
+    stats = in_parts(-delta, column, STATS // 2, stats)
+    at = state.Stats + (gl.expand_dims(number * STATS, 1) + column)
+    gl.store(at, stats.to(gl.bfloat16), mask=gl.expand_dims(valid, 1))
+    return gl.convert_layout(-lse * LOG2E, of_x), gl.convert_layout(-delta, of_x)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
@@ -122,96 +192,114 @@ def ones(cfg: gl.constexpr, LATER: gl.constexpr):
 
 
 @gluon.jit
-def add_tile(i, j, consumer_id: gl.constexpr, grad, block, state):
-    """The gradient with tile i of the rings, which is tile j of its run."""
+def add_tile(i, j, consumer_id: gl.constexpr, grad, block, numbers, state):
+    """The gradient with tile i of the rings, which is tile j of its run. numbers: of queries that stay."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
-    dtype: gl.constexpr = state.q.dtype
-    queries, douts = state.queries, state.douts
-    at = douts.stage(i)
-    q, do = matrix(state.q.index(queries.stage(i))), matrix(state.do.index(at))
-    stats = state.stats.index(at).permute((1, 0))
+    OF_QUERIES: gl.constexpr = cfg.makes == "dq"
+    dtype: gl.constexpr = state.s.dtype
+    of_s, of_g = state.of_s, state.of_g
+    at = of_g.stage(i)
+    s, g = matrix(state.s.index(of_s.stage(i))), matrix(state.g.index(at))
     none = gl.zeros([cfg.rows, TILE], gl.float32, accumulator(TILE))
     mine = opaque(0)  # so that no descriptors are made before all tiles, and spilled
-    k = matrix(state.k.index(mine)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
-    queries.wait(i)
-    x = warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
-    douts.wait(i)
-    x = warpgroup_mma(ones(cfg, False), stats, x, is_async=True)
-    if cfg.makes == "dk":
-        y = warpgroup_mma(ones(cfg, True), stats, none, use_acc=False, is_async=True)
-        v = matrix(state.v.index(mine)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
-        y = warpgroup_mma(v, do.permute((1, 0)), y, is_async=True)
-        x = warpgroup_mma_wait(2, (x,))
-    else:
+    own_s = matrix(state.own_s.index(mine)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
+    of_s.wait(i)
+    x = warpgroup_mma(own_s, s.permute((1, 0)), none, use_acc=False, is_async=True)
+    of_g.wait(i)
+    if not OF_QUERIES:
+        stats = state.stats.index(at).permute((1, 0))
+        x = warpgroup_mma(ones(cfg, False), stats, x, is_async=True)
+    if cfg.makes == "dv":
         x = warpgroup_mma_wait(0, (x,))
-        queries.release(i)
+        of_s.release(i)
+    else:
+        own_g = matrix(state.own_g.index(mine)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
+        if OF_QUERIES:
+            y = warpgroup_mma(own_g, g.permute((1, 0)), none, use_acc=False, is_async=True)
+            x = warpgroup_mma_wait(1, (x,))
+        else:
+            y = warpgroup_mma(ones(cfg, True), stats, none, use_acc=False, is_async=True)
+            y = warpgroup_mma(own_g, g.permute((1, 0)), y, is_async=True)
+            x = warpgroup_mma_wait(2, (x,))
     if (j < block.below) | (j >= block.beyond):
         columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, accumulator(TILE)))
         words, bit = mask_words(block.cut.low - j * TILE, block.cut.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
-    p = gl.exp2(x * (state.scale * LOG2E))
-    if cfg.makes == "dk":
-        y = warpgroup_mma_wait(0, (y,))
-        douts.release(i)
-        weights = gl.convert_layout((p * y).to(dtype), first_factor(cfg.width))
-        grad = warpgroup_mma_wait(0, (warpgroup_mma(weights, q, grad, is_async=True),))
-        queries.release(i)
-    else:
+    x = x * (state.scale * LOG2E)
+    if OF_QUERIES:
+        x += gl.expand_dims(numbers[0], 1)
+    p = gl.exp2(x)
+    if cfg.makes == "dv":
         weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
-        grad = warpgroup_mma_wait(0, (warpgroup_mma(weights, do, grad, is_async=True),))
-        douts.release(i)
+        grad = warpgroup_mma_wait(0, (warpgroup_mma(weights, g, grad, is_async=True),))
+        of_g.release(i)
+    else:
+        y = warpgroup_mma_wait(0, (y,))
+        of_g.release(i)
+        if OF_QUERIES:
+            y += gl.expand_dims(numbers[1], 1)
+        weights = gl.convert_layout((p * y).to(dtype), first_factor(cfg.width))
+        grad = warpgroup_mma_wait(0, (warpgroup_mma(weights, s, grad, is_async=True),))
+        of_s.release(i)
     return grad
 
 
 @gluon.jit
 def consumer(consumer_id: gl.constexpr, state):
-    """The gradient of one warp group's keys, block after block."""
+    """The gradient of one warp group's rows, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    IS_DK: gl.constexpr = cfg.makes == "dk"
-    WIDTH: gl.constexpr = cfg.width if IS_DK else cfg.width_v
-    DIMS: gl.constexpr = cfg.d if IS_DK else cfg.dv
+    OF_QUERIES: gl.constexpr = cfg.makes == "dq"
+    WIDTH: gl.constexpr = cfg.width_v if cfg.makes == "dv" else cfg.width
+    DIMS: gl.constexpr = cfg.dv if cfg.makes == "dv" else cfg.d
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
-    scheduler, keys, values = state.scheduler, state.keys, state.values
-    k = matrix(state.k.index(0)).slice(consumer_id * ROWS, ROWS, dim=0)
+    scheduler, of_own_s, of_own_g = state.scheduler, state.of_own_s, state.of_own_g
     i = 0
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         block = block_of(number, consumer_id, r, state)
-        keys.wait(t)
-        if IS_DK:
-            values.wait(t)
+        head, n, numbers = block.kv_head, block.tiles * block.share, 0
+        of_own_s.wait(t)
+        if cfg.makes != "dv":
+            of_own_g.wait(t)
+        if OF_QUERIES:
+            member, _ = scheduler.places(scheduler.where(number))
+            head, n = gl.load(member + 2), block.tiles
+            numbers = numbers_of(consumer_id, block, head, state)
         grad = gl.zeros([ROWS, WIDTH], gl.float32, accumulator(WIDTH))
         j = 0
-        for _ in range(0, block.tiles * block.share):
-            grad = add_tile(i, j, consumer_id, grad, block, state)
+        for _ in range(0, n):
+            grad = add_tile(i, j, consumer_id, grad, block, numbers, state)
             i = opaque(i) + 1
             j = opaque(gl.where(j + 1 == block.tiles, 0, j + 1))
-        if IS_DK:
-            values.release(t)
+        of_own_s.release(t)
+        if cfg.makes != "dv":
+            of_own_g.release(t)
             grad = grad * state.scale
         origin, pace = scheduler.rows()
-        k.store(grad.to(state.k.dtype))
-        rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
-        store_box_rows(k, state.grad, rows, consumer_id, DIMS)
-        fence_async_shared()  # between results and the keys that come there
-        keys.release(t)
+        # the step is hidden, so that no address is made before all blocks, and held
+        rows = Rows(block.batch, head, origin + block.start, block.height, opaque(pace))
+        store_columns(grad.to(state.s.dtype), state.grad, rows, consumer_id, 0, DIMS)
         t += 1
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
 @gluon.jit
-def bwd_apart(Stats, read, grad, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
-    """grad: DK or DV. read: descriptors of K, V, Q and dO; sizes: (heads of queries, queries, scale)."""
+def bwd_apart(rows, read, grad, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
+    """grad: DQ, DK or DV. rows: the pointer Stats; with DQ also Out and the pointers Lse, DLse and Delta. read:
+    descriptors of the side that stays and of the other one: K, V, Q and dO, with DQ Q, dO, K and V; sizes: (heads of
+    queries, queries, scale).
+    """
     CONSUMERS: gl.constexpr = cfg.consumers
-    k = boxes(read[0], 1)
-    v = boxes(read[1], 1) if cfg.makes == "dk" else k
-    q, do = boxes(read[2], cfg.query_stages), boxes(read[3], cfg.stages)
-    stats = tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
-    fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
+    own_s = boxes(read[0], 1)
+    own_g = own_s if cfg.makes == "dv" else boxes(read[1], 1)
+    s, g = boxes(read[2], cfg.query_stages), boxes(read[3], cfg.stages)
+    stats = s if cfg.makes == "dq" else tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
+    # of what comes by descriptors, and of each thread that brings stats
+    fills: gl.constexpr = 1 if cfg.makes == "dq" else 1 + LANES * cfg.producer_warps
     state = Apart(
-        cfg, grad, Stats, k, v, q, do, stats, channel(1, 1, CONSUMERS), channel(1, 1, CONSUMERS),
+        cfg, grad, rows[0], rows, own_s, own_g, s, g, stats, channel(1, 1, CONSUMERS), channel(1, 1, CONSUMERS),
         channel(cfg.query_stages, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), scheduler, sizes[0], sizes[1],
         sizes[2], read[0], read[1], read[2], read[3],
     )  # fmt: skip

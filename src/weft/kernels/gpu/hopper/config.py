@@ -19,8 +19,8 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results lie where it lay.
-    makes: of dK and dV, one alone where a launch makes each.
+    query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results leave registers.
+    makes: of dQ, dK and dV, one alone where a launch makes each.
     key_stages: of a backward's ring of keys alone, 0: `stages`. row_max: what a forward takes off scores; "none": 0.
     "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the
     second. "online" takes the largest so far. With the first two, rows whose sums leave the range from `least` to
@@ -28,6 +28,8 @@ class Config:
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
     are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
+    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads. listed: a run is a
+    list of tiles, all of which a block sees whole.
     """
 
     d: int
@@ -52,8 +54,10 @@ class Config:
     lse_gradient: bool = False
     with_delta: bool = False
     counted: bool = False
+    listed: bool = False
     box: tuple[int, ...] = ()
     tile_box: tuple[int, ...] = ()
+    batch_by_places: bool = False
 
     @property
     def axes(self) -> int:
@@ -100,10 +104,11 @@ LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose dig
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # Of forwards: (registers of a thread that computes, of one that loads), by the wider head dimension, padded, and the
 # number of consumers. The first group has what the others leave of the launch's.
-FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (256, 2): (240, 24)}
+FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
 # The same, where shared memory has no room for two blocks of queries: stages of queries and of keys.
 CROWDED = {256: (1, 3)}
-DOUT_STAGES = {"dv": 2, "dk": 1}  # of tiles of dO where dV and dK have a launch each: beside V there is room for one
+# Of tiles of dO, or of V, where gradients have a launch each: beside two factors that stay there is room for one.
+LATER_STAGES = {"dv": 2, "dk": 1, "dq": 1}
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
@@ -120,18 +125,24 @@ def _key_gradients(spec: KernelSpec) -> Config:
     if spec.with_dq:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=spec.stages, key_stages=2, producer_warps=1, consumer_registers=240, producer_registers=24,
-            counted=spec.counted, box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
+            stages=spec.stages, key_stages=spec.stages, producer_warps=1, consumer_registers=240,
+            producer_registers=24, counted=spec.counted, listed=spec.rank == 0,
+            box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
+            batch_by_places=spec.batch_by_places,
         )  # fmt: skip
     if spec.makes != "both":
-        return Config(
-            spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=DOUT_STAGES[spec.makes], producer_warps=1, consumer_registers=240, producer_registers=24,
-            makes=spec.makes,
-        )  # fmt: skip
+        return _apart(spec, spec.makes)
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4, consumer_registers=224, producer_registers=56,
+    )  # fmt: skip
+
+
+def _apart(spec: KernelSpec, makes: str = "dq") -> Config:
+    return Config(
+        spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
+        stages=LATER_STAGES[makes], producer_warps=1, consumer_registers=240, producer_registers=24, makes=makes,
+        lse_gradient=spec.lse_gradient, with_delta=makes == "dq" and spec.leaves_delta,
     )  # fmt: skip
 
 
@@ -159,12 +170,13 @@ def _forward(spec: KernelSpec) -> Config:
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
+        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
         box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
+        batch_by_places=spec.batch_by_places,
     )  # fmt: skip
 
 
 OF_DIRECTION = {
-    "forward": _forward, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "forward": _forward, "dq": _apart, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
     "reduce_partials": _sparse_keys,
 }  # fmt: skip

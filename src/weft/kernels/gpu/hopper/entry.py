@@ -7,13 +7,14 @@ from dataclasses import fields
 from textwrap import fill
 
 from weft.kernels.gpu.arguments import ROUNDS, SPARSE, WALK, strided
-from weft.kernels.gpu.descriptors import OF_KEYS, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_KEYS, OF_QUERIES, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.hopper.config import Config, config_of
 from weft.kernels.gpu.spec import KernelSpec
 
 TABLES = ("Tables", "record", "parts_at", "items_at", "heads_at", *ROUNDS)
 FUNCTIONS = {  # of a direction: the module, and its function
-    "forward": ("fwd", "fwd"), "dkdv": ("bwd_dkdv", "bwd_dkdv"), "fused": ("bwd_fused", "bwd_fused"),
+    "forward": ("fwd", "fwd"), "dq": ("bwd_apart", "bwd_apart"), "dkdv": ("bwd_dkdv", "bwd_dkdv"),
+    "fused": ("bwd_fused", "bwd_fused"),
     "sparse_keys": ("bwd_sparse_keys", "bwd_sparse_keys"), "reduce_partials": ("reduce_partials", "reduce_partials"),
 }  # fmt: skip
 
@@ -29,7 +30,7 @@ def imports(spec: KernelSpec) -> str:
         "from weft.kernels.gpu.hopper.config import Config",
         "from weft.kernels.gpu.hopper.ops.aggregate import constants",
     ]
-    if spec.direction in ("forward", "dkdv"):
+    if spec.direction in ("forward", "dq", "dkdv"):
         taken = "TileScheduler, counted" if spec.counted else "TileScheduler"
         found.append(f"from weft.kernels.gpu.hopper.ops.scheduler import {taken}")
     if strided(spec):
@@ -74,6 +75,14 @@ def _scheduler(spec: KernelSpec) -> str:
     return f"scheduler = {f'counted({made})' if spec.counted and not spec.of_keys else made}"
 
 
+def _query_gradient(spec: KernelSpec) -> Iterator[str]:
+    lse_gradient, delta = ("DLse" if spec.lse_gradient else "Lse"), ("Delta" if spec.leaves_delta else "Lse")
+    yield _scheduler(spec)
+    yield f"bwd_apart((Stats, out, Lse, {lse_gradient}, {delta}), ({', '.join(walk_names(OF_QUERIES))}), dq, scheduler,"
+    yield "    (all_heads, my_length, scale), CHAINED=False, cfg=CONFIG,"
+    yield ")"
+
+
 def _key_gradients(spec: KernelSpec) -> Iterator[str]:
     yield _scheduler(spec)
     if spec.with_dq:
@@ -83,7 +92,7 @@ def _key_gradients(spec: KernelSpec) -> Iterator[str]:
         yield ")"
         return
     if spec.makes != "both":
-        yield f"bwd_apart(Stats, ({', '.join(walk_names(OF_KEYS))}), d{spec.makes[1]}, scheduler,"
+        yield f"bwd_apart((Stats,), ({', '.join(walk_names(OF_KEYS))}), d{spec.makes[1]}, scheduler,"
         yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
         yield ")"
         return
@@ -115,6 +124,6 @@ def _partials(spec: KernelSpec) -> Iterator[str]:
 
 
 BODIES = {
-    "forward": _forward, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "forward": _forward, "dq": _query_gradient, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
     "reduce_partials": _partials,
 }  # fmt: skip

@@ -25,7 +25,7 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, place_of, range_of, rows_seen, tiles_of
 from weft.kernels.gpu.hopper.ops.broadcast import broadcast
 from weft.kernels.gpu.hopper.ops.channel import barriers, channel
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows, store_columns
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, flat, marks, matrix
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, largest_rounded, with_sink
@@ -124,7 +124,7 @@ def walk(i, q, span, state, scoring):
         if TERMS == 2:
             if s == span.near:
                 i = state.tiles.pass_over(i, span.between)
-        i = opaque(i)  # else four multiplications more a tile, and long runs took 1.12 (benchmarks/notes/triton.md)
+        i = opaque(i)  # else four multiplications more a tile, and 1.12 on long runs (benchmarks/notes/triton.md, T72)
         x = scores_of(i, q, state, scoring)
         j, here = span.tile(s, TERMS)  # after the wait: before it, ptxas makes other code
         sums = add_tile(i, j, s, x, sums, here, state, scoring)
@@ -185,10 +185,14 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def store_block(result, rows, place, consumer_id, state):
-    """Write the consumer's rows, whole tiles by a descriptor where there is one. place: the block's, and its lane."""
+def store_block(out, result, rows, place, consumer_id, state):
+    """Write the consumer's rows: whole tiles by a descriptor where there is one, and from registers where results have
+    no memory of their own. place: the block's, and its lane.
+    """
     cfg: gl.constexpr = state.cfg
-    if cfg.boxed:
+    if cfg.query_stages == 1:
+        store_columns(out, state.Out, rows, consumer_id, 0, cfg.dv)
+    elif cfg.boxed:
         if rows.height >= consumer_id * cfg.rows + cfg.rows:
             fence_async_shared()
             where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
@@ -216,7 +220,6 @@ def consumer(consumer_id, state):
     """out and lse of one warp group's queries, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    TERMS: gl.constexpr = cfg.terms
     Lse, result = state.Lse, state.out.index(consumer_id)
     scheduler, queries = state.scheduler, state.queries(consumer_id)
     origin, pace = scheduler.rows()
@@ -241,8 +244,7 @@ def consumer(consumer_id, state):
                 i, sums, keys, after = overlapped_sums(i, consumer_id, item, t, state, scoring)
             else:
                 i, sums, keys, after = sums_of(i, consumer_id, item, t, state, scoring)
-        if cfg.query_stages > 1:
-            queries.release(t)
+        queries.release(t)
         if not cfg.overlapped:
             i = state.tiles.pass_over(i, after)
         if not cfg.short:
@@ -252,23 +254,20 @@ def consumer(consumer_id, state):
         sink = gl.load(state.Sinks + head) if cfg.sinks else 0.0
         out, lse, wild = finished(sums, keys, valid, sink, state.out.dtype, cfg)
         marked = marked | wild.to(gl.int32)
-        tma.store_wait(0)  # for the result of the block before
-        matrix(result).store(out)
+        if cfg.query_stages > 1:
+            tma.store_wait(0)  # for the result of the block before
+            matrix(result).store(out)
         if cfg.axes:
             store_grid_block(result, (batch, head), item, consumer_id, state)
             row = rows.token
         else:
             if not cfg.short:
-                place, lane = place_of(item, 0, TERMS)
+                place, lane = place_of(item, 0, cfg.terms)
             # the step is hidden, so that no address is made before all blocks, and held
             own = Rows(batch, head, origin + start, height, opaque(pace))
-            store_block(result, own, (place, lane), consumer_id, state)
+            store_block(out, result, own, (place, lane), consumer_id, state)
             # after the fence, which waits for what was stored before it
             row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
-        if cfg.query_stages == 1:
-            fence_async_shared()  # between results, which these threads wrote, and the queries that come there
-            tma.store_wait(0)
-            queries.release(t)
         gl.store(Lse + (batch.to(gl.int64) * state.heads + head) * state.length + row, lse, mask=valid)
         t += 1
     state.overflow.index(consumer_id).store(gl.expand_dims(written_before(marked), 1))
@@ -334,7 +333,9 @@ def fwd(inputs, read, outputs, scheduler, sizes, cfg: gl.constexpr):
     state = state_of(outputs, read, scheduler, sizes, cfg)
     COMPUTE: gl.constexpr = cfg.consumer_registers
     LOAD: gl.constexpr = cfg.producer_registers
-    if cfg.consumers == 2:
+    if cfg.consumers == 1:
+        gl.warp_specialize([(consumer, (0, state)), (producer, (state,))], [cfg.producer_warps], [LOAD])
+    elif cfg.consumers == 2:
         gl.warp_specialize([
             (consumer, (0, state)), (consumer, (1, state)), (grid_producer if cfg.axes else producer, (state,)),
         ], [WARPS, cfg.producer_warps], [COMPUTE, LOAD])  # fmt: skip

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.constants import PAIR, STATS
+from weft.kernels.gpu.constants import LN2, LOG2E, PAIR, STATS
 from weft.kernels.gpu.oracle import entries
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -31,7 +31,7 @@ def _without_keys(call: Call, lse: Reals) -> Reals:
     return np.where(none, 0.0, lse)
 
 
-def _row_numbers(call: Call, owner: Owner, rows: Ints) -> tuple[Reals, Reals]:
+def row_numbers(call: Call, owner: Owner, rows: Ints) -> tuple[Reals, Reals]:
     """(lse, delta) of queries, left in Delta and Stats where others read them."""
     spec, at = call.spec, numbers_of(call, owner.batch, owner.head, rows)
     lse = call.flat("Lse").load(at)
@@ -48,7 +48,8 @@ def _row_numbers(call: Call, owner: Owner, rows: Ints) -> tuple[Reals, Reals]:
     if spec.folded:
         width = PAIR if spec.stats32 else STATS
         stats = np.zeros((rows.size, width))
-        stats[:, 0], stats[:, width // 2] = -lse / call.real("scale"), -delta
+        scale = call.real("scale")
+        stats[:, 0], stats[:, width // 2] = np.log2(scale) - lse * LOG2E if spec.stats32 else -lse / scale, -delta
         call.flat("Stats", width).store(stats, at)
     return lse, delta
 
@@ -57,8 +58,9 @@ def subtracted(call: Call, at: Ints) -> tuple[Reals, Reals]:
     """(lse, delta) of queries as kernels of keys read them; at: their numbers among all."""
     if call.spec.folded:
         width = PAIR if call.spec.stats32 else STATS
-        stats = call.flat("Stats", width).load(at)
-        return -stats[:, : width // 2].sum(1) * call.real("scale"), -stats[:, width // 2 :].sum(1)
+        stats, scale = call.flat("Stats", width).load(at), call.real("scale")
+        first = stats[:, : width // 2].sum(1)
+        return (np.log2(scale) - first) * LN2 if call.spec.stats32 else -first * scale, -stats[:, width // 2 :].sum(1)
     lse = call.flat("Lse").load(at)
     known = _without_keys(call, lse) if call.spec.rank > 1 or call.spec.rules else lse
     return known, call.flat("Delta").load(at)
@@ -72,7 +74,7 @@ def row_sums(call: Call) -> None:
         pair, block = divmod(program, blocks)
         owner = Owner(pair // heads, 0, pair % heads, 1)
         rows = np.arange(block * size, min(length, block * size + size))
-        _row_numbers(call, owner, rows)
+        row_numbers(call, owner, rows)
         call.tensor("DQ").store(np.zeros((rows.size, call.spec.d)), owner.batch, owner.head, rows)
 
 
@@ -90,7 +92,7 @@ def query_gradient(call: Call) -> None:
 def _query_gradient(call: Call, scoring: Scoring, owner: Owner, tile: Tile) -> Reals:
     batch, kv_head, head, _ = owner
     q, do = (call.tensor(name).load(batch, head, tile.rows) for name in ("Q", "DOut"))
-    lse, delta = _row_numbers(call, owner, tile.rows)
+    lse, delta = row_numbers(call, owner, tile.rows)
     dq = np.zeros_like(q)
     for visit in (visit for part in tile.parts for visit in part.visits):
         k, v = (call.tensor(name).load(batch, kv_head, visit.cols) for name in ("K", "V"))

@@ -1,19 +1,22 @@
-"""A forward by warp groups on a grid: boxes of queries and of keys, and lists of tiles (`tables.grid_ranges`).
+"""Kernels of warp groups on a grid: boxes of rows and of what they walk, and lists of tiles (`tables.grid_ranges`).
 
 Each group has GROUP rows of a block. What the tables say of tiles is checked against the bounds of coordinates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from weft.kernels.gpu.oracle.backward import subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import SoftMaximum
+from weft.kernels.gpu.oracle.tables import Owner
 from weft.kernels.gpu.tables.consumer_ranges import GROUP
 from weft.kernels.gpu.tables.grid_ranges import BITS, RANGE
 from weft.kernels.gpu.tables.pack import AXIS, PART
@@ -31,6 +34,8 @@ class GridBox:
         found, slot, self.array = call.described(name)
         rank = len(sides)
         self.sides, self.shape = sides, found.shape[-1 - rank : -1]
+        if call.spec.batch_by_places:
+            self.shape = (self.shape[0] // slot.shape[0], *self.shape[1:])
         batch, heads, tokens, width = slot.shape
         to_batch, to_head, to_token, to_dim = slot.strides
         steps = tuple(to_token * prod(self.shape[a + 1 :]) for a in range(rank))
@@ -38,8 +43,12 @@ class GridBox:
         law(found.shape[-1] == width and found.strides[-1] == to_dim == 1, f"{what} has other dims")
         law(found.strides[-1 - rank : -1] == steps, f"{what} has other strides than its grid")
         law(prod(self.shape) <= tokens, f"{what} reaches beyond its tokens")
+        self.by_places = call.spec.batch_by_places
         if rank == 2:
             same = found.shape[:2] == (batch, heads) and found.strides[:2] == (to_batch, to_head)
+        elif self.by_places:
+            same = found.shape[:2] == (heads, batch * self.shape[0]) and found.strides[0] == to_head
+            same = same and to_batch == to_token * prod(self.shape)
         else:
             same = found.shape[0] == batch * heads and (batch == 1 or found.strides[0] * heads == to_batch)
             same = same and (heads == 1 or found.strides[0] == to_head)
@@ -47,6 +56,8 @@ class GridBox:
 
     def tokens(self, at: Ints) -> Ints:
         """The tokens of a box, -1 where the grid has none."""
+        beyond = any(f < 0 or f + side > n for f, side, n in zip(at[:1], self.sides, self.shape, strict=False))
+        law(not (self.by_places and beyond), "a box reaches another batch row")
         found, inside = np.zeros(1, np.int64), np.ones(1, np.bool_)
         for first, side, size in zip(at, self.sides, self.shape, strict=True):
             here = first + np.arange(side)
@@ -65,6 +76,11 @@ class GridBox:
         """Write a box; what lies beyond the grid is dropped."""
         tokens = self.tokens(at)
         self.array.store(values[tokens >= 0], *heads, tokens[tokens >= 0])
+
+    def add(self, values: Reals, heads: tuple[int, int], at: Ints) -> None:
+        """Add to a box; what lies beyond the grid is dropped."""
+        tokens = self.tokens(at)
+        self.array.add(values[tokens >= 0], *heads, tokens[tokens >= 0])
 
 
 class Rows(NamedTuple):
@@ -86,26 +102,6 @@ def rows_of(mine: Ints, box: Sizes, group: int) -> Rows:
     return Rows(start + near[:, 0], there, exist, bool((height == box).all()))
 
 
-def block_of(call: Call, words: Ints, mine: Ints, owner: tuple[int, int, int], parts_at: int) -> None:
-    """Out and Lse of a block. owner: batch row, head of keys, head of queries."""
-    box, sides = call.spec.boxes
-    rank, groups = len(box), prod(box) // GROUP
-    law(mine.size == 6 * rank + 2 + RANGE * groups, "an item has other integers than its groups read")
-    axes = words[parts_at + PART :][: AXIS * rank].reshape(rank, AXIS)
-    list_at, count = (int(x) for x in mine[6 * rank :][:2])
-    law(0 <= list_at <= words.size - count, "a list of tiles lies beyond the tables")
-    places = words[list_at:][:count, None] >> (BITS * np.arange(rank)[::-1]) & ((1 << BITS) - 1)
-    tiles = mine[2 * rank : 6 * rank : 4] + places
-    for group in range(groups):
-        rows = rows_of(mine, box, group)
-        if not rows.exist.any():
-            continue
-        bounds = [words[int(axis[3]) + 2 * at[:, None] + [0, 1]] for axis, at in zip(axes, rows.at, strict=True)]
-        seen = mine[6 * rank + 2 + RANGE * group :][:RANGE]
-        walk = Walk(tiles, sides, bounds, Range(*(int(x) for x in seen)))
-        _write(call, rows, (owner[0], owner[2]), _attended(call, rows, owner, walk))
-
-
 class Range(NamedTuple):
     """Tiles of a list that a group walks, from begin to before end; those from below to before beyond are full."""
 
@@ -116,7 +112,7 @@ class Range(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A block's tiles of keys: where they are, and their sides; the bounds of rows on each axis, (rows, 2); a range."""
+    """A block's tiles: where they are, and their sides; the bounds of rows on each axis, (rows, 2); a range."""
 
     tiles: Ints
     sides: Sizes
@@ -133,9 +129,43 @@ class Walk(NamedTuple):
         return live
 
 
-def _attended(call: Call, rows: Rows, owner: tuple[int, int, int], walk: Walk) -> tuple[Reals, Reals]:
+class Tables(NamedTuple):
+    """words: of a launch. mine: of an item. parts_at: where the integers of its part are."""
+
+    words: Ints
+    mine: Ints
+    parts_at: int
+
+
+def _groups(call: Call, tables: Tables) -> Iterator[tuple[Rows, Walk]]:
+    """The groups of a block that have rows."""
+    (words, mine, parts_at), (box, sides) = tables, call.spec.boxes
+    rank, groups = len(box), prod(box) // GROUP
+    law(mine.size == 6 * rank + 2 + RANGE * groups, "an item has other integers than its groups read")
+    axes = words[parts_at + PART :][: AXIS * rank].reshape(rank, AXIS)
+    list_at, count = (int(x) for x in mine[6 * rank :][:2])
+    law(0 <= list_at <= words.size - count, "a list of tiles lies beyond the tables")
+    places = words[list_at:][:count, None] >> (BITS * np.arange(rank)[::-1]) & ((1 << BITS) - 1)
+    tiles = mine[2 * rank : 6 * rank : 4] + places
+    for group in range(groups):
+        rows = rows_of(mine, box, group)
+        if not rows.exist.any():
+            continue
+        bounds = [words[int(axis[3]) + 2 * at[:, None] + [0, 1]] for axis, at in zip(axes, rows.at, strict=True)]
+        seen = mine[6 * rank + 2 + RANGE * group :][:RANGE]
+        yield rows, Walk(tiles, sides, bounds, Range(*(int(x) for x in seen)))
+
+
+# ---- forward ---------------------------------------------------------------------------------------------------------
+def attended(call: Call, tables: Tables, owner: Owner) -> None:
+    """Out and Lse of a block."""
+    for rows, walk in _groups(call, tables):
+        _write(call, rows, (owner.batch, owner.head), _attended(call, rows, owner, walk))
+
+
+def _attended(call: Call, rows: Rows, owner: Owner, walk: Walk) -> tuple[Reals, Reals]:
     """(out, lse) of a group's rows."""
-    batch, kv_head, head = owner
+    batch, kv_head, head, _ = owner
     k_box, v_box = (GridBox(call, name, walk.sides) for name in ("K_near", "V_near"))
     q = GridBox(call, "Q_near", _own_sides(call)).load((batch, head), rows.first)
     sums = SoftMaximum(GROUP, call.spec.dv)
@@ -171,3 +201,36 @@ def _write(call: Call, rows: Rows, heads: tuple[int, int], results: tuple[Reals,
     else:
         call.tensor("Out").store(out[rows.exist], *heads, tokens[rows.exist])
     call.flat("Lse").store(lse[rows.exist], numbers_of(call, *heads, tokens[rows.exist]))
+
+
+# ---- all gradients ---------------------------------------------------------------------------------------------------
+def gradients(call: Call, tables: Tables, owner: Owner) -> None:
+    """DK and DV of a block's keys, of all heads that share them, and what they add to DQ."""
+    for rows, walk in _groups(call, tables):
+        own = _own_sides(call)
+        k, v = (GridBox(call, name, own).load((owner.batch, owner.kv_head), rows.first) for name in ("K_box", "V_box"))
+        dk, dv = np.zeros_like(k), np.zeros_like(v)
+        for head in range(owner.head, owner.head + owner.heads):
+            for j, at in enumerate(walk.tiles):
+                live = walk.mask(at) & rows.exist[:, None]
+                law(not walk.seen.below <= j < walk.seen.beyond or live.all(), "a tile that is not masked is not full")
+                more = _tile_gradients(call, (owner.batch, head), (at, walk.sides), live, (k, v))
+                dk, dv = dk + more[0], dv + more[1]
+        tokens = np.ravel_multi_index(tuple(rows.at), GridBox(call, "K_box", own).shape)[rows.exist]
+        for name, x in (("DK", dk * call.real("scale")), ("DV", dv)):
+            call.tensor(name).store(x[rows.exist], owner.batch, owner.kv_head, tokens)
+
+
+def _tile_gradients(
+    call: Call, heads: tuple[int, int], tile: tuple[Ints, Sizes], live: Bools, own: tuple[Reals, Reals]
+) -> tuple[Reals, Reals]:
+    """(dK, dV) of some keys with a tile of queries, whose DQ is added to. tile: where it is, and its sides."""
+    (at, sides), (k, v) = tile, own
+    q, do = (GridBox(call, name, sides).load(heads, at) for name in ("Q_box", "DOut_box"))
+    tokens = GridBox(call, "Q_box", sides).tokens(at)
+    lse, delta = subtracted(call, numbers_of(call, *heads, np.maximum(tokens, 0), "their_length"))
+    law(not live[:, tokens < 0].any(), "a key is seen by a query that does not exist")
+    p = np.exp(np.where(live, k @ q.T * call.real("scale") - lse, -np.inf))
+    ds = p * np.where(live, v @ do.T - delta, 0.0)
+    GridBox(call, "DQ_box", sides).add(ds.T @ k * call.real("scale"), heads, at)
+    return ds @ q, p @ do

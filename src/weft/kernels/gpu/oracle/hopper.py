@@ -1,4 +1,4 @@
-"""Kernels whose warp groups specialise, on Hopper: forward, and dK and dV. Programs take blocks of tiles in turn.
+"""Kernels whose warp groups specialise, on Hopper: forward, dQ, dK and dV. Programs take blocks of tiles in turn.
 
 Each group has GROUP rows of a block. What a forward reads beside its item (`tables.consumer_ranges`) is checked against
 the bounds of rows. Tiles that a group passes over have no live pair, and tiles that it does not mask are full.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.kernels.gpu.oracle import bounds, grids
-from weft.kernels.gpu.oracle.backward import subtracted
+from weft.kernels.gpu.oracle.backward import row_numbers, subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
@@ -100,15 +100,17 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     words, here, tile = block.words, block.parts_at + TERM * term, call.spec.cols
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
     if call.spec.row_bounds:
-        low, high = _told(call, block, group, term)
+        low, high = _bounds_of_rows(call, block, group, term)
     else:
         low, high = bounds.lines(words, here + PART, _rows(block, group))
         low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
     tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // tile) * tile)
+    if not call.spec.rank:  # a list of tiles, which is where the run says that its first place is
+        tokens = (tile * words[_place(call, block, 1)[0] :][: count // tile, None] + np.arange(tile)).reshape(-1)
     return Walk(tile, count, low, np.minimum(high, count), tokens)
 
 
-def _told(call: Call, block: Block, group: int, term: int) -> tuple[Ints, Ints]:
+def _bounds_of_rows(call: Call, block: Block, group: int, term: int) -> tuple[Ints, Ints]:
     """The bounds of a group's rows in the run of a term, as an item has them; those of no row are empty."""
     spec = call.spec
     at = _range_at(call, 0, spec.terms) + 2 * spec.rows * term
@@ -131,7 +133,7 @@ def forward(call: Call) -> None:
     """Out and Lse of one or two terms, or of one on a grid. Tensor descriptors read their tiles."""
     if call.spec.boxes:
         for block in blocks(call):
-            grids.block_of(call, block.words, block.mine, block.owner[:3], block.parts_at)
+            grids.attended(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
         return
     near, far = ("K_near", "V_near"), ("K_far", "V_far")
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
@@ -165,6 +167,11 @@ def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
     return int(place), int(lane)
 
 
+def _tile_at(call: Call, block: Block, walk: Walk, place: int, j: int) -> int:
+    """The place of the box of tile j of a run that begins at a place, or whose list is there."""
+    return place + j * walk.tile if call.spec.rank else walk.tile * int(block.words[place + j])
+
+
 def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
     """The place, once the descriptor has there the tokens that tables name."""
     known = np.maximum(tokens, -1)  # before token 0 there is none
@@ -187,7 +194,7 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
         pieces = {}
         for j in range(found.begin, found.end):
             keys = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
-            at = _boxed(k_box, (place + j * walk.tile, lane), keys, "keys")
+            at = _boxed(k_box, (_tile_at(call, block, walk, place, j), lane), keys, "keys")
             pieces[j] = q @ k_box.load(batch, kv_head, *at).T * call.real("scale"), v_box.load(batch, kv_head, *at)
         if folds:
             law(found.end - found.begin >= 2, "one tile folds with itself")
@@ -226,10 +233,39 @@ def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tup
     call.flat("Lse").store(lse[: tokens.size], numbers_of(call, batch, head, tokens))
 
 
+# ---- dQ --------------------------------------------------------------------------------------------------------------
+def query_gradient(call: Call) -> None:
+    """DQ of one term, by boxes, and what its queries' scores subtract. Every group walks every tile of the run."""
+    for block in blocks(call):
+        _check_size(call, block)
+        batch, kv_head, head, _ = block.owner
+        own, (place, lane) = _place(call, block, 0), _place(call, block, 1)
+        for group in range(-(-block.height // GROUP)):
+            walk, found = _walk(call, block, group, 0), _range(call, block, group, 0)
+            exists = np.arange(min(GROUP, block.height - group * GROUP))
+            tokens = int(block.words[0]) + _rows(block, group)[exists]
+            at = _boxed(call.box("Q_box"), (own[0] + group * GROUP, own[1]), tokens, "queries")
+            q, do = (call.box(name).load(batch, head, *at)[: tokens.size] for name in ("Q_box", "DOut_box"))
+            lse, delta = (x[:, None] for x in row_numbers(call, block.owner, tokens))
+            dq = np.zeros_like(q)
+            for j in range(walk.tiles):
+                _check_cut(call, walk, found, exists, j)
+                keys = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
+                at = _boxed(call.box("K_box"), (place + j * walk.tile, lane), keys, "keys")
+                k, v = (call.box(name).load(batch, kv_head, *at)[: keys.size] for name in ("K_box", "V_box"))
+                mask = walk.mask(j)[exists, : keys.size]
+                p = np.exp(np.where(mask, q @ k.T * call.real("scale") - lse, -np.inf))
+                dq += (p * np.where(mask, do @ v.T - delta, 0.0)) @ k
+            call.tensor("DQ").store(dq * call.real("scale"), batch, head, tokens)
+
+
 # ---- dK and dV -------------------------------------------------------------------------------------------------------
 def key_gradients(call: Call) -> None:
     """DK and DV of one term, or one of them; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
+        if call.spec.boxes:
+            grids.gradients(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            continue
         if call.spec.with_dq or call.spec.makes != "both":
             _gradients_by_boxes(call, block)
             continue
@@ -289,7 +325,8 @@ def _gradients_by_boxes(call: Call, block: Block) -> None:
         for h in range(head, head + share):
             for j in range(walk.tiles):
                 _check_cut(call, walk, found, exists, j)
-                more = _tile_gradients(call, (batch, h), (places[1][0] + j * walk.tile, places[1][1]), walk, j, (k, v))
+                at = _tile_at(call, block, walk, places[1][0], j), places[1][1]
+                more = _tile_gradients(call, (batch, h), at, walk, j, (k, v))
                 dk, dv = dk + more[0], dv + more[1]
         for name, half, made in (("DK", "dk", dk * call.real("scale")), ("DV", "dv", dv)):
             if call.spec.makes in ("both", half):

@@ -235,7 +235,8 @@ class Call:
         """A tensor descriptor of a line."""
         found, slot, array = self.described(name)
         of_keys = self.spec.with_dq or self.spec.makes != "both"
-        walked = (name[0] in "KV") if self.spec.direction == "forward" else (of_keys and name[0] not in "KV")
+        of_queries = self.spec.direction in ("forward", "dq")
+        walked = (name[0] in "KV") if of_queries else (of_keys and name[0] not in "KV")
         return Box(array, slot, found, self.spec.cols if walked else 64)
 
     def _argument(self, name: str) -> Argument:

@@ -25,6 +25,7 @@ OF_TILES: Mapping[str, Kernel] = {
 }
 OF_GROUPS: Mapping[str, Kernel] = {
     "forward": hopper.forward,
+    "dq": hopper.query_gradient,
     "dkdv": hopper.key_gradients,
     "fused": fused.gradients,
     "sparse_keys": fused.sparse_keys,

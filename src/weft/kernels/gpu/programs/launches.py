@@ -13,7 +13,16 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
-from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, OF_SUMS, Box, box_names, walk_names
+from weft.kernels.gpu.descriptors import (
+    FORWARD,
+    OF_KEYS,
+    OF_QUERIES,
+    OF_SUMS,
+    Box,
+    batch_by_places,
+    box_names,
+    walk_names,
+)
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options
 from weft.kernels.gpu.program import (
@@ -34,6 +43,7 @@ from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.gpu.tables.pack import Place
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.hopper import resident
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
@@ -161,13 +171,15 @@ def wave_launches(
         tables[slot] = table
         values = _values(wave, spec, plan.problem, options) | {"Tables": slot}
         specs = wave_specs(spec, wave, found.waves, widest, found.groups)
-        ones = [replace(one, boxed=not options.one_argument) for one in specs]
+        by_places = batch_by_places(wave.reach or (), plan.problem, bound.strides["Q"]) if found.groups else False
+        ones = [replace(one, boxed=not options.one_argument, batch_by_places=by_places) for one in specs]
         boxes: tuple[Box, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
             reach = wave.reach or ()
-            if spec.with_dq or ones[0].makes != "both":
-                which = (*OF_KEYS, *OF_SUMS) if spec.with_dq else OF_KEYS
+            if spec.with_dq or ones[0].makes != "both" or spec.direction == "dq":
+                of_keys = (*OF_KEYS, *OF_SUMS) if spec.with_dq else OF_KEYS
+                which = of_keys if spec.of_keys else OF_QUERIES
                 boxes = boxes_of(which, walk_names(which), reach, plan.problem, bound.strides)
             elif not spec.of_keys:
                 names = box_names(ones[0].terms)
@@ -189,10 +201,11 @@ def _values(wave: Wave, spec: KernelSpec, problem: Problem, options: Options) ->
 
 
 def _persistent(wave: Wave, gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """A program for each processor, which takes blocks in turn."""
+    """As many programs as processors run at once, which take blocks in turn."""
     assert wave.blocks_at, "in_turns comes before"
     blocks = wave.items * wave.members
-    return (min(gpu.processors, blocks), 1, 1), {"blocks_at": wave.blocks_at, "blocks": blocks}
+    programs = gpu.processors * resident(wave.kind.tiling)
+    return (min(programs, blocks), 1, 1), {"blocks_at": wave.blocks_at, "blocks": blocks}
 
 
 def _grid(wave: Wave, first: int) -> tuple[int, int, int]:

@@ -30,18 +30,18 @@ import numpy as np
 from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
-from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
+from weft.kernels.gpu.tables.consumer_ranges import BESIDE, is_short, ranges_of, time_of
 from weft.kernels.gpu.tables.grid_ranges import with_grid_ranges
 from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
 from weft.planning.boxes import whole_boxes
-from weft.planning.families.hopper import CONFIGS, SUMS, has_row_bounds
+from weft.planning.families.hopper import CONFIGS, LISTS, SUMS, has_row_bounds
 from weft.planning.tiles import AxisPlan, BlockNest, LoopNest, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
-from weft.planning.tma import Extent, GridExtent, extents, grid_extents
+from weft.planning.tma import Extent, GridExtent, TmaExtent, extents, grid_extents
 from weft.planning.work import rows_apart
 
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
@@ -412,6 +412,8 @@ def block_tables(plan: TilePlan) -> NestTables:
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockNest)
     assert tiling is not None, "AttentionPlan.check_room comes before"
+    if tiling in LISTS:
+        return _listed(plan, blocks)
     count = np.diff(blocks.first).astype(np.int64)
     order = schedule(count)
     words = BACKWARDS[remainder.bits].reshape(-1).view(np.int32)  # of (partial blocks, BLOCK, BLOCK / 8)
@@ -425,6 +427,25 @@ def block_tables(plan: TilePlan) -> NestTables:
     data = np.concatenate([out.all(), words])
     data[header : header + 3] = [*places, out.size]
     return NestTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
+
+
+def _listed(plan: TilePlan, blocks: BlockNest) -> NestTables:
+    """Lists of whole blocks, as kernels by warp groups walk them: where a run has its first place, it has its list."""
+    count = np.diff(blocks.first).astype(np.int64)
+    order = schedule(count)
+    out = Writer()
+    out.put([0, 0, 0, 1, plan.acsr.m])
+    parts_at = out.put([0] * PART + [1])
+    lists = out.put(plan.acsr.remainder.cols) + blocks.first[:-1][order].astype(np.int64)
+    first, tiles, none = BLOCK * blocks.rows[order].astype(np.int64), count[order], np.zeros_like(order)
+    run, boxes, seen = (none, BLOCK * tiles, none, tiles), (first, none, lists, none), (none, tiles, none, tiles, none)
+    bounds = (*(none,) * BLOCK, *(BLOCK * tiles,) * BLOCK)
+    items = np.stack([first, none + BLOCK, *run, *boxes, *seen, *bounds], axis=1)
+    items_at = out.put(items)
+    reach = tuple(TmaExtent(0, 1, 1, length) for length in (plan.acsr.m, plan.acsr.n))
+    place = Place(items.shape[1], 1, parts_at, items_at)
+    assert plan.of_blocks is not None, "it is one of LISTS"
+    return NestTables(_checked(out.all()), 0, plan.of_blocks, place, 2 * tiles + BESIDE, reach=reach)
 
 
 def _checked(words: Words) -> Words:

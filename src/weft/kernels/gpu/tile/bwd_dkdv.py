@@ -61,7 +61,7 @@ def key_gradients(C: tl.constexpr, tensors, launch, scaling):
     sums = Sums(dk, dv, entries.none(C))
     seen = place.rows.number < 0
     if C.rank == 1 and not C.several:
-        # All of a single line is read before anything waits (benchmarks/notes/triton.md).
+        # All of a single line is read before anything waits (benchmarks/notes/triton.md, T19).
         part = part_of(C, place, 0)
         keys = _begin(C, keys)
         sums, seen = _walk(C, HeldOfPart(place, tensors, scaling, keys, folding, (), (), (), ()), part, sums, seen)
@@ -318,7 +318,7 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
         ds = scores.through_score(C, ds, p, capped)
         if C.rank < 2 and KIND != "full":
             # Whatever lies in a key that no query sees. Not in a branch for tiles with an edge: with one, LLVM spoiled
-            # masks of listed tokens (benchmarks/notes/triton.md).
+            # masks of listed tokens (benchmarks/notes/triton.md, T67).
             ds = tl.where(p == 0, 0.0, ds)
     return dv, ds, of_tables
 

@@ -41,7 +41,7 @@ def query_gradient(C: tl.constexpr, tensors, launch, scaling):
     loaded = _load(C, tensors, place, scaling)
     sums = Sums(loads.zeros(C, C.d), entries.none(C))
     if C.rank == 1 and not C.several:
-        # All of a single line is read before anything waits (benchmarks/notes/triton.md).
+        # All of a single line is read before anything waits (benchmarks/notes/triton.md, T19).
         part = part_of(C, place, 0)
         held = _hold(C, tensors, place, loaded)
         sums = _walk(C, tensors, held, part, sums)

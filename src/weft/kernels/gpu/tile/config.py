@@ -203,7 +203,7 @@ def _wide_rows(spec: KernelSpec) -> bool:
     """Whether the stride of rows is made 64 bits wide before a tile's first token is multiplied by it.
 
     Forwards, dK and dV on lines then take fewer instructions a tile; dQ and grids take more, or spill
-    (benchmarks/notes/triton.md).
+    (benchmarks/notes/triton.md, T23).
     """
     return spec.aligned and spec.rank < 2 and spec.direction != "dq" and not spec.with_dq
 
@@ -224,7 +224,8 @@ def _clamps(spec: KernelSpec) -> bool:
 
 def _by_side(spec: KernelSpec) -> bool:
     """Whether a tile beside full ones is masked only by the side that cuts it. So it is in loops over several terms,
-    and in the forward at narrow heads. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
+    and in the forward at narrow heads. Elsewhere a second branch costs more than it saves (benchmarks/notes/triton.md,
+    T18).
     """
     forward = spec.direction == "forward" and spec.rank == 1 and spec.narrow and not spec.listed
     return spec.terms > 1 or forward
@@ -233,7 +234,7 @@ def _by_side(spec: KernelSpec) -> bool:
 def _leaves_last(spec: KernelSpec) -> bool:
     """Whether dQ leaves what dK and dV take after the walk, before which it would keep the first keys waiting.
 
-    At narrow heads: there it costs no registers that the walk needs (benchmarks/notes/triton.md).
+    At narrow heads: there it costs no registers that the walk needs (benchmarks/notes/triton.md, T41).
     """
     short = spec.rank == 1 and spec.narrow and not spec.several
     return spec.direction == "dq" and short and spec.registers != REGISTERS_OF_FIVE

@@ -53,7 +53,7 @@ def walk_rest(C: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr, held, par
 @triton.jit
 def walk_few_edges(C: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr, held, part, state):
     """The part with its bounds. They are read, and a loop over edges is entered, only where some tile has an edge: of
-    several terms some have none (benchmarks/notes/triton.md).
+    several terms some have none (benchmarks/notes/triton.md, T16).
     """
     line = part.runs[0]
     low, high = tl.zeros_like(held.place.rows.number), tl.zeros_like(held.place.rows.number)

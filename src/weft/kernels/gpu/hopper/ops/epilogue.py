@@ -66,7 +66,7 @@ def store_through(room, sums, tensor, rows, consumer_id):
     for n in gl.static_range(WIDTH // COLUMNS):
         part.store(parts[n].to(part.dtype))
         debug_barrier()  # of the consumer's warps
-        store_columns(part.load(layout), tensor, rows, consumer_id, n * COLUMNS)
+        store_columns(part.load(layout), tensor, rows, consumer_id, n * COLUMNS, WIDTH)
         debug_barrier()
 
 
@@ -74,12 +74,12 @@ def store_through(room, sums, tensor, rows, consumer_id):
 def store_zeros(ROWS: gl.constexpr, WIDTH: gl.constexpr, tensor, rows, consumer_id):
     """Write zeros to the consumer's rows of a gradient, those that exist."""
     none = gl.zeros([ROWS, WIDTH], tensor.pointer.dtype.element_ty, by_rows(WIDTH, WARPS))
-    store_columns(none, tensor, rows, consumer_id, 0)
+    store_columns(none, tensor, rows, consumer_id, 0, WIDTH)
 
 
 @gluon.jit
-def store_columns(result, tensor, rows, consumer_id, first: gl.constexpr):
-    """Write those of the consumer's rows that exist, from a column on."""
+def store_columns(result, tensor, rows, consumer_id, first: gl.constexpr, DIMS: gl.constexpr):
+    """Write those of the consumer's rows that exist, from a column on. DIMS: columns that there are."""
     layout: gl.constexpr = result.type.layout
     ROWS: gl.constexpr = result.type.shape[0]
     WIDTH: gl.constexpr = result.type.shape[1]
@@ -88,7 +88,10 @@ def store_columns(result, tensor, rows, consumer_id, first: gl.constexpr):
     away, exists = rows.places(r)
     at = tensor.row(rows.batch, rows.head, rows.first)
     at = at + (gl.expand_dims(away * (tensor.per_row * UNIT), 1) + d)
-    gl.store(at, result, mask=gl.expand_dims(exists, 1))
+    mask = gl.expand_dims(exists, 1)
+    if DIMS < first + WIDTH:
+        mask = mask & (d < DIMS)
+    gl.store(at, result, mask=mask)
 
 
 @gluon.jit
@@ -96,21 +99,10 @@ def store_rows(sums, tensor, rows, consumer_id):
     """Write the consumer's rows of a gradient, those that exist."""
     WIDTH: gl.constexpr = sums.type.shape[1]
     sums = gl.convert_layout(sums.to(tensor.pointer.dtype.element_ty), by_rows(WIDTH, WARPS))
-    store_columns(sums, tensor, rows, consumer_id, 0)
+    store_columns(sums, tensor, rows, consumer_id, 0, WIDTH)
 
 
 @gluon.jit
 def store_box_rows(tile, tensor, rows, consumer_id, DIMS: gl.constexpr):
     """Write those of the consumer's rows that exist, from a tile in shared memory."""
-    ROWS: gl.constexpr = tile.type.shape[0]
-    WIDTH: gl.constexpr = tile.type.shape[1]
-    layout: gl.constexpr = by_rows(WIDTH, WARPS)
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
-    d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
-    away, exists = rows.places(r)
-    at = tensor.row(rows.batch, rows.head, rows.first)
-    at = at + (gl.expand_dims(away * (tensor.per_row * UNIT), 1) + d)
-    mask = gl.expand_dims(exists, 1)
-    if DIMS < WIDTH:
-        mask = mask & (d < DIMS)
-    gl.store(at, tile.load(layout), mask=mask)
+    store_columns(tile.load(by_rows(tile.type.shape[1], WARPS)), tensor, rows, consumer_id, 0, DIMS)
