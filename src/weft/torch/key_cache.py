@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.acsr.steady import why_unsteady
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.errors import InputError, UnsupportedError
 from weft.kernels.backend import choose
 from weft.pattern.algebra import Pattern
@@ -153,17 +152,7 @@ class Known:
     run: Run
 
 
-_known: dict[Hashable, Known] = {}
-_lock = Lock()
-
-
-def forget() -> None:
-    """All calls."""
-    with _lock:
-        _known.clear()
-
-
-emptied_by(forget)
+_known: Recent[Hashable, Known] = Recent(KEPT)
 
 
 def _key_of(caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> Hashable:
@@ -197,12 +186,7 @@ def _prepare(key: Hashable, caches: Caches, mask: Any, counts: _Counts, given: d
         run = _on_gpu(plan, caches, counts, {**given, "scale": scale})
     else:
         run = partial(_on_cpu, plan, Scores(scale, given["softcap"]))
-    made = Known(mask, run)
-    with _lock:
-        if len(_known) >= KEPT:
-            del _known[next(iter(_known))]
-        _known[key] = made
-    return made
+    return _known.keep(key, Known(mask, run))
 
 
 def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any]) -> Run:
