@@ -30,7 +30,7 @@ CALLS = {
     "2-D, all keys": on_grid((8, 16), (8, 16)),
     "3-D": on_grid((4, 10, 18), (3, 6, 8), (2, 2)),
     "3-D, boxes cut": on_grid((6, 9, 18), (4, 5, 8)),
-    "3-D, first axis cut": on_grid((5, 8, 16), (3, 5, 8)),
+    "3-D, first axis cut": on_grid((5, 10, 18), (3, 6, 8)),
     "3-D, in steps": on_grid((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)),
 }
 
@@ -63,11 +63,8 @@ def test_heads_beside_tokens(name, by_groups):
     case = replace(
         case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
     )
-    case = replace(case, deterministic=False)
-    names, found = found_in(case, processors=3, backward=True)
-    assert [any("_2_groups_" in one for one in names if one.startswith(of)) for of in ("forward", "dkdv")] == [
-        by_groups
-    ] * 2
+    names, found = found_in(case, processors=3)
+    assert any("_2_groups_" in one for one in names) == by_groups
     check(case, found)
 
 

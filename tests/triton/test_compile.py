@@ -65,6 +65,7 @@ NARROW = {
     "listed tokens": "sm_80 gfx942 sm_90 sm_80",
     "random blocks": "sm_80 sm_90 sm_80 sm_100",
     "2-D": "sm_100 sm_80 sm_100 gfx942",
+    "2-D, by groups": "sm_90 - - sm_90",
     "2-D, ungrouped": "gfx942 sm_80 sm_80 gfx942",
     "3-D": "sm_90 sm_100 sm_80 sm_80",
     "two terms, by groups": "sm_90 sm_100 sm_80 sm_90",
@@ -102,6 +103,7 @@ INSIDE = {
     *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere", "longformer, packed")),
     *((direction, "rows anywhere, 192, softcap, alibi") for direction in ("forward", "dq", "keys")),
     *(("keys", call) for call in ("two terms, listed bounds", "longformer, one token")),
+    ("one kernel", "2-D, by groups"),  # bounds of rows, which masks of every tile take
     *(("forward", call) for call in ("window, 256", "window, 256, by groups")),  # in the loop of rows that go again
     *CROWDED.get(VERSION, CROWDED[3, 7]),
 }

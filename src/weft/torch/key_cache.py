@@ -214,11 +214,11 @@ def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any
     k, table = caches[1], counts.block_table
     first = counts.tensors[0]
     offset, window = counts.offset is not None, counts.window is not None
-    told = Counts(COUNTS[first.dtype], first.numel() > 1, counts.ring, offset, window)
-    cache = Cache(k.shape[2], told)
+    asked = Counts(COUNTS[first.dtype], first.numel() > 1, counts.ring, offset, window)
+    cache = Cache(k.shape[2], asked)
     if table is not None:
         length = table.shape[1] * k.shape[2]
-        cache = Cache(length, told._replace(page=k.shape[2]), k.shape[0], (table.stride(0), 1))
+        cache = Cache(length, asked._replace(page=k.shape[2]), k.shape[0], (table.stride(0), 1))
     layout = layout_of(caches, sinks=given["sinks"], slopes=given["alibi_slopes"])
     bound = bind_cache(plan, layout, Options(given["scale"], given["softcap"]), cache, k.device)
 

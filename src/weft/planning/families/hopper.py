@@ -1,4 +1,4 @@
-"""Forwards, and dK and dV, by warp groups that specialise, on Hopper's cards
+"""Kernels of one direction by warp groups that specialise, on Hopper's cards: forwards, dK and dV, and dQ at D=256
 (docs/decisions/0010-warp-groups-that-specialise.md).
 """
 
@@ -191,7 +191,7 @@ def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, 
 
 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
-    """The configuration that kernels of one direction are offered beside: of dQ, which has none, the forward's."""
+    """The configuration that kernels of one direction are offered beside; the forward's for dQ at D=64, without any."""
     config = config_of("forward" if direction == "dq" else direction, problem, gpu)
     return None if direction == "dq" and config != CONFIGS["forward"] else config
 
@@ -203,7 +203,7 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
     if not on_hopper(gpu):
         return f"{gpu.name} is no Hopper card"
     if problem.d != problem.dv or problem.d not in (CONFIGS_AT, WIDE_AT, WIDEST_AT):
-        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT} and {WIDEST_AT}"
+        return f"its kernels are for D={CONFIGS_AT}, {WIDE_AT} and {WIDEST_AT}, the same of q, k and v"
     if direction == "dkdv" and problem.d == WIDE_AT:
         return f"its kernels of dK and dV are for D={CONFIGS_AT} and {WIDEST_AT}"
     if DTYPES[problem.dtype] != 2:

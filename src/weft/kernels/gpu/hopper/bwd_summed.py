@@ -133,20 +133,20 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state, AWAIT: gl.con
     at = state.queries.stage(i)
     q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
     none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
-    place = gl.load(block.cut.words + j) if cfg.axes else j * TILE
     state.queries.wait(i)
     x = warpgroup_mma(own.k, q.permute((1, 0)), none, use_acc=False, is_async=True)
     # dP begins with -delta of each query
     begun, _ = gl.broadcast(gl.expand_dims(state.stats.index(PAIR * at + 1).load(of_columns), 0), none)
     y = warpgroup_mma(own.v, do.permute((1, 0)), begun, is_async=True)
     less = gl.expand_dims(state.stats.index(PAIR * at).load(of_columns), 0)
+    if cfg.axes:  # masks of all tiles, while products are made: a branch here would wait for these
+        columns = gl.arange(0, TILE, layout=of_columns)
+        words, bit = grid_words(gl.load(block.cut.words + j), block.cut, columns, cfg)
     x = warpgroup_mma_wait(1, (x,))
     if not cfg.listed and ((j < block.below) | (j >= block.beyond)):
-        columns = gl.arange(0, TILE, layout=of_columns)
-        if cfg.axes:
-            words, bit = grid_words(place, block.cut, columns, cfg)
-        else:
-            words, bit = mask_words(block.cut.low - place, block.cut.high - place, columns)
+        if not cfg.axes:
+            columns = gl.arange(0, TILE, layout=of_columns)
+            words, bit = mask_words(block.cut.low - j * TILE, block.cut.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
     p = gl.exp2(x * (state.scale * LOG2E) + less)
     dtype: gl.constexpr = state.q.dtype

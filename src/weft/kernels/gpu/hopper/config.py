@@ -28,8 +28,8 @@ class Config:
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
     are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
-    listed: a run is a list of tiles, all of which a block sees whole.
-    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads.
+    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads. listed: a run is a
+    list of tiles, all of which a block sees whole.
     """
 
     d: int
