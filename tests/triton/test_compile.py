@@ -103,7 +103,6 @@ INSIDE = {
     *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere", "longformer, packed")),
     *((direction, "rows anywhere, 192, softcap, alibi") for direction in ("forward", "dq", "keys")),
     *(("keys", call) for call in ("two terms, listed bounds", "longformer, one token")),
-    ("one kernel", "2-D, by groups"),  # bounds of rows, which masks of every tile take
     *(("forward", call) for call in ("window, 256", "window, 256, by groups")),  # in the loop of rows that go again
     *CROWDED.get(VERSION, CROWDED[3, 7]),
 }
