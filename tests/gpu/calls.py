@@ -76,16 +76,9 @@ KERNELS = {
     "by groups, 3-D": grid(
         weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(128, 128), fixed=WIDE, heads=(2, 2), batch=2
     ),
-    "by groups, 2-D, all gradients": grid(
-        weft.neighborhood((20, 37), (5, 9)), (20, 37), dims=(128, 128), fixed=SUMS, options={"free": True}
-    ),
-    "by groups, 3-D, all gradients": grid(
-        weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(128, 128), fixed=SUMS, heads=(2, 2), batch=2,
-        options={"free": True},
-    ),
     "by groups, 3-D, batch rows beside places": grid(
-        weft.neighborhood((4, 10, 18), (3, 6, 8)), (4, 10, 18), dims=(128, 128), fixed=WIDE + SUMS, heads=(2, 2),
-        batch=2, order=(0, 2, 1, 3), options={"free": True},
+        weft.neighborhood((4, 10, 18), (3, 6, 8)), (4, 10, 18), dims=(128, 128), fixed=WIDE, heads=(2, 2),
+        batch=2, order=(0, 2, 1, 3),
     ),
     "by groups, 3-D, strided": grid(
         weft.neighborhood((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)), (6, 8, 16), dims=(128, 128), fixed=WIDE,

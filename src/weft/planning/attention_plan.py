@@ -135,6 +135,11 @@ class AttentionPlan:
         """Whether the kernel of `summing` is one of warp groups."""
         return any(share.plan.tiling in hopper.SUMS for share in self.summing)
 
+    @property
+    def sums_of_lists(self) -> bool:
+        """Whether that kernel walks lists of whole blocks."""
+        return any(share.plan.tiling == hopper.LISTED for share in self.summing)
+
     @cached_property
     def fused_backward(self) -> FusedBackward | None:
         """The fused backward that calls take; None where other kernels make gradients.

@@ -21,8 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
-from weft.kernels.gpu.hopper.bwd_summed import LANES, block_of
-from weft.kernels.gpu.hopper.bwd_summed_loads import load_side
+from weft.kernels.gpu.hopper.bwd_summed import LANES, block_of, load_side
 from weft.kernels.gpu.hopper.fwd_loads import load_box
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tiles_of
@@ -224,7 +223,7 @@ def add_tile(i, j, consumer_id: gl.constexpr, grad, block, numbers, state):
             x = warpgroup_mma_wait(2, (x,))
     if (j < block.below) | (j >= block.beyond):
         columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, accumulator(TILE)))
-        words, bit = mask_words(block.cut.low - j * TILE, block.cut.high - j * TILE, columns)
+        words, bit = mask_words(block.low - j * TILE, block.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
     x = x * (state.scale * LOG2E)
     if OF_QUERIES:

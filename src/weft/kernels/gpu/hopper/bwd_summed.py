@@ -1,10 +1,9 @@
-# ruff: noqa: PLR0913 - kernels take as many arguments as they need, and Gluon is not all of Python
+# ruff: noqa: PLR0913, SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
 """All gradients in one walk over queries for each block of keys: dQ is added in memory, in no fixed order.
 
 A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
 keys of a block and for its tiles of queries. A tile is (keys, queries), so that both weights and dS are first factors
-in registers. Each of two consumers has half of a block's keys, and keeps their dK and dV in registers. Of a list of
-tiles (`Config.listed`) a single consumer has all keys of a block, and two programs are side by side.
+in registers. Each of two consumers has half of a block's keys, and keeps their dK and dV in registers.
 
 dQ of a tile is a sum over all keys of a block. So each consumer leaves its dS, (rows of keys, queries), in shared
 memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K. It does so a tile
@@ -19,47 +18,147 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language import debug_barrier
+from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu.hopper.bwd_summed_loads import PAIR, PARTS, Summed, adder, producer, walked
+from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import range_of, row_bounds
-from weft.kernels.gpu.hopper.ops.channel import channel, ring
-from weft.kernels.gpu.hopper.ops.epilogue import BoxRows, Rows, store_through, store_zeros
-from weft.kernels.gpu.hopper.ops.grids import grid_cut, grid_range, grid_rows, grid_words
-from weft.kernels.gpu.hopper.ops.layouts import (
-    accumulator,
-    boxes,
-    by_rows,
-    exchanged,
-    first_factor,
-    flat,
-    matrix,
-    tiles,
-)
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
+from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
+from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
+STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
+DS = gl.constexpr(2)  # tiles of what dQ is made of
 LANES = gl.constexpr(32)
+
+
+@aggregate
+class Summed:
+    """The kernel's arguments, shared memory and channels.
+
+    k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: dS of two tiles. ones: factors that add lse
+    and delta to products, of each consumer; `stats` has them as sums of bfloat16 numbers, see `constants.STATS`. sums:
+    the dQ of a tile, each consumer's columns.
+
+    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
+    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
+    of queries.
+    """
+
+    cfg: gl.constexpr
+    DK: Tensor
+    DV: Tensor
+    Stats: gl.tensor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor
+    stats: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor
+    ones: gl.shared_memory_descriptor
+    sums: gl.shared_memory_descriptor
+    keys: Channel
+    values: Channel
+    queries: Channel
+    ready: Ring
+    used: Ring
+    made: Ring
+    taken: Ring
+    scheduler: TileScheduler
+    heads: gl.tensor
+    length: gl.tensor
+    scale: gl.tensor
+    k_box: Any
+    v_box: Any
+    q_box: Any
+    do_box: Any
+    dq_box: Any
+
+
+# ---- producer --------------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_queries(i, j, at, run, rows, state):
+    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
+    tile, places of the numbers of one, and the step between rows.
+    """
+    cfg: gl.constexpr = state.cfg
+    queries = state.queries
+    stage, first = queries.stage(i), j * cfg.columns
+    queries.acquire(i)
+    queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
+    where = [at[0], at[1], run.place + first, run.lane, 0]
+    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
+    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
+    r, numbers, step = rows
+    row = (first + gl.minimum(r, run.count - 1 - first)) * step
+    if cfg.counted:  # places are tokens, and a run may begin before the first
+        row = gl.maximum(row, -run.place)
+    more = gl.expand_dims(row * STATS, 1) + numbers
+    async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
+    queries.commit(i)
+
+
+@gluon.jit
+def load_side(t, where, side, box, to):
+    """Ask for the keys of block t, or for their values, once those of the block before are not read any more."""
+    side.acquire(t)
+    side.expect(t, box.block_type.nbytes)
+    tma.async_copy_global_to_shared(box, where, side.full.index(0), to.index(0))
+
+
+@gluon.jit
+def producer(state, CHAINED: gl.constexpr):
+    """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys."""
+    cfg: gl.constexpr = state.cfg
+    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
+    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
+    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    scheduler, keys = state.scheduler, state.keys
+    here = scheduler.part()
+    origin, step = gl.load(here), gl.load(here + PART)
+    i = 0
+    t = 0
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        member, item = scheduler.places(scheduler.where(number))
+        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
+        place, lane = place_of(item, 0, 1)
+        run = run_of(item, 0, 1)
+        first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
+        where = [batch, kv_head, place, lane, 0]
+        load_side(t, where, state.values, state.v_box, state.v)  # first, since they are free first
+        load_side(t, where, keys, state.k_box, state.k)
+        if CHAINED and t == 0:
+            gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
+        for h in range(0, share):
+            row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
+            at = (batch, head + h, state.Stats + row * STATS)
+            for j in range(0, tiles_of(run.count, cfg.columns)):
+                load_queries(i, j, at, run, (r, numbers, step), state)
+                i += 1
+        t += 1
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds of a block's memory: its rows of K and V, and all keys."""
+    """What a consumer holds for a block: its rows of K and V, its dims of all keys, and bounds of its rows.
+
+    It also holds which tiles no bound cuts.
+    """
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
-    every: gl.shared_memory_descriptor
-
-
-@aggregate
-class Bounds:
-    """Positions of a run that each row sees, from low to before high."""
-
+    k_dims: gl.shared_memory_descriptor
     low: gl.tensor
     high: gl.tensor
+    below: gl.tensor
+    beyond: gl.tensor
 
 
 @aggregate
@@ -67,7 +166,7 @@ class Block:
     """A block of keys: batch row and head, its first row and how many it has.
 
     It walks so many tiles of queries of each of the heads that share it. Of one consumer it has bounds of rows, and the
-    tiles that none cuts. cut: these Bounds, on a grid a GridCut; item: a pointer to its integers.
+    tiles that none cuts.
     """
 
     batch: gl.tensor
@@ -76,10 +175,10 @@ class Block:
     height: gl.tensor
     tiles: gl.tensor
     share: gl.tensor
-    cut: Any
+    low: gl.tensor
+    high: gl.tensor
     below: gl.tensor
     beyond: gl.tensor
-    item: gl.tensor
 
 
 @gluon.jit
@@ -89,73 +188,43 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     member, item = state.scheduler.places(state.scheduler.where(number))
     batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
     start, height = gl.load(item), gl.load(item + 1)
-    run, n = walked(item, state)
-    if cfg.axes:
-        rows = grid_rows(state.scheduler.table, item, consumer_id * cfg.rows + r, cfg)
-        cut = grid_cut(state.scheduler.table, state.scheduler.part(), run, rows, cfg)
-        seen = grid_range(item, consumer_id, cfg)
-    else:
-        low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
-        cut, seen = Bounds(low, high), range_of(item, consumer_id, 0, cfg.consumers, 1)
-    return Block(batch, kv_head, start, height, n, share, cut, seen.below, seen.beyond, item)
+    _, count = keys_of(item, 0)
+    low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
+    seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
+    n = tiles_of(count, cfg.columns)
+    return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)
 
 
 @gluon.jit
-def own_of(t, consumer_id: gl.constexpr, state):
-    """What the consumer holds of the memory of block t."""
-    cfg: gl.constexpr = state.cfg
-    ROWS: gl.constexpr = cfg.rows
-    k, v = matrix(state.k.index(state.keys.stage(t))), matrix(state.v.index(0))
-    mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
-    return Own(mine_k, mine_v, k)
-
-
-@gluon.jit
-def await_room(i, state):
-    """Wait until nobody reads the dS that lies where that of tile i of the ring comes: its dQ was left. Only before the
-    consumer leaves dQ of the tile in between, and of a consumer that has no partner not at all.
-    """
-    if state.cfg.consumers == 2 and i >= 2:
-        state.made.wait(i - 2)
-
-
-@gluon.jit
-def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state, AWAIT: gl.constexpr):
-    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS. Weights and dS
-    have the scale of scores as a factor. AWAIT: dQ of the tile before is to be left yet.
+def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
+    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
 
     dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
     """
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     layout: gl.constexpr = accumulator(TILE)
-    of_columns: gl.constexpr = gl.SliceLayout(0, layout)
     at = state.queries.stage(i)
-    q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
     none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
     state.queries.wait(i)
-    x = warpgroup_mma(own.k, q.permute((1, 0)), none, use_acc=False, is_async=True)
-    # dP begins with -delta of each query
-    begun, _ = gl.broadcast(gl.expand_dims(state.stats.index(PAIR * at + 1).load(of_columns), 0), none)
-    y = warpgroup_mma(own.v, do.permute((1, 0)), begun, is_async=True)
-    less = gl.expand_dims(state.stats.index(PAIR * at).load(of_columns), 0)
-    if cfg.axes:  # masks of all tiles, while products are made: a branch here would wait for these
-        columns = gl.arange(0, TILE, layout=of_columns)
-        words, bit = grid_words(gl.load(block.cut.words + j), block.cut, columns, cfg)
-    x = warpgroup_mma_wait(1, (x,))
-    if not cfg.listed and ((j < block.below) | (j >= block.beyond)):
-        if not cfg.axes:
-            columns = gl.arange(0, TILE, layout=of_columns)
-            words, bit = mask_words(block.cut.low - j * TILE, block.cut.high - j * TILE, columns)
+    stats = state.stats.index(at).permute((1, 0))
+    x = warpgroup_mma(state.ones.index(2 * consumer_id), stats, none, use_acc=False, is_async=True)
+    x = warpgroup_mma(own.k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
+    y = warpgroup_mma(state.ones.index(2 * consumer_id + 1), stats, none, use_acc=False, is_async=True)
+    y = warpgroup_mma(own.v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
+    x = warpgroup_mma_wait(2, (x,))
+    if (j < own.below) | (j >= own.beyond):
+        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+        words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
-    p = gl.exp2(x * (state.scale * LOG2E) + less)
+    p = gl.exp2(x * (state.scale * LOG2E))
     dtype: gl.constexpr = state.q.dtype
-    dv = warpgroup_mma(gl.convert_layout(p.to(dtype), first_factor(cfg.width_v)), do, dv, is_async=True)
+    weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
+    dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
     y = warpgroup_mma_wait(1, (y,))
     ds = (p * y).to(dtype)
-    if AWAIT:
-        await_room(i, state)
-    state.ds.index(i & (cfg.consumers - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
+    state.used.wait_before(i)
+    state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
     fence_async_shared()
     state.ready.arrive(i)
     return dv, ds
@@ -169,14 +238,13 @@ def ask_dk(i, ds, dk, state):
 
 
 @gluon.jit
-def ask_dq(i, part: gl.constexpr, own, state):
-    """Ask for a part of the dims of the dQ of tile i of the ring, once all consumers have left what it takes."""
-    cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // PARTS
-    none = gl.zeros([cfg.columns, DIMS], gl.float32, accumulator(DIMS))
+def ask_dq(i, own, state):
+    """Ask for a consumer's dims of the dQ of tile i of the ring, once all consumers have left what it takes."""
+    DIMS: gl.constexpr = own.k_dims.shape[1]
+    none = gl.zeros([state.cfg.columns, DIMS], gl.float32, accumulator(DIMS))
     state.ready.wait(i)
-    ds = state.ds.index(i & (cfg.consumers - 1)).permute((1, 0))
-    return warpgroup_mma(ds, own.every.slice(part * DIMS, DIMS, dim=1), none, use_acc=False, is_async=True)
+    ds = state.ds.index(i & (DS - 1)).permute((1, 0))
+    return warpgroup_mma(ds, own.k_dims, none, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -193,88 +261,61 @@ def odd_rows_exchanged(x):
 
 
 @gluon.jit
-def leave_dq(i, dq, part: gl.constexpr, state):
-    """Leave a part of the dQ of tile i of the ring for who adds it to memory; the consumer's last."""
-    leave_part(i, dq, part, state)
+def leave_dq(i, dq, consumer_id: gl.constexpr, state):
+    """Leave the consumer's channels of the dQ of tile i of the ring for who adds it to memory."""
+    ROWS: gl.constexpr = dq.type.shape[0]
+    COLUMNS: gl.constexpr = dq.type.shape[1]
+    dq = odd_rows_exchanged(dq)
+    state.taken.wait_before(i)
+    state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
     fence_async_shared()
     state.made.arrive(i)
 
 
 @gluon.jit
-def leave_part(i, dq, part: gl.constexpr, state):
-    """Leave a part of the dQ of tile i of the ring in shared memory."""
-    ROWS: gl.constexpr = dq.type.shape[0]
-    COLUMNS: gl.constexpr = dq.type.shape[1]
-    dq = odd_rows_exchanged(dq)
-    state.taken.wait_before(i)
-    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
-
-
-@gluon.jit
-def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
-    """(the last tile, dK, dV) over block t's tiles of queries of all heads that share its keys. i: the first tile. dQ
-    of the last tile is left to do. Values are given back as soon as nothing reads them.
+def walk(t, i, tiles, consumer_id: gl.constexpr, own, sums, state):
+    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. tiles: of a head, and of
+    all. Its values are given back as soon as nothing reads them.
     """
-    n = block.tiles
+    n, all = tiles
     dk, dv = sums
-    dv, ds = ask_dv(i, 0, consumer_id, own, block, dv, state, False)
-    dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
-    state.queries.release(i)
-    j = 0
-    for _ in range(1, n * block.share):
-        i = opaque(i) + 1
-        j = opaque(gl.where(j + 1 == n, 0, j + 1))
-        own = own_of(opaque(t), consumer_id, state)  # else its addresses take 16 registers
-        dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state, True)
-        dq = ask_dq(i - 1, consumer_id, own, state)
-        dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
-        dv, dq = warpgroup_mma_wait(1, (dv, dq))
-        leave_dq(i - 1, dq, consumer_id, state)
-        dk = warpgroup_mma_wait(0, (dk,))
+    for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
+        dv, ds = ask_dv(i, 0, consumer_id, own, dv, state)
+        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
         state.queries.release(i)
-    state.values.release(t)
-    return i, dk, dv
-
-
-@gluon.jit
-def walk_alone(t, i, own, block, sums, state):
-    """As `walk`, of a consumer that has all of a block's keys: it makes dQ of each tile at once."""
-    dk, dv = sums
-    for _ in range(0, block.tiles * block.share):
-        i = opaque(i)
-        dv, ds = ask_dv(i, 0, 0, own, block, dv, state, False)
-        dq = ask_dq(i, 0, own, state)
-        dk = ask_dk(i, ds, dk, state)
-        dv, dq = warpgroup_mma_wait(1, (dv, dq))
-        leave_part(i, dq, 0, state)
-        dk, dq = warpgroup_mma_wait(0, (dk, ask_dq(i, 1, own, state)))
-        state.queries.release(i)
-        leave_dq(i, dq, 1, state)
+        j = 0
+        for _ in range(1, all):
+            i = opaque(i) + 1
+            j = opaque(gl.where(j + 1 == n, 0, j + 1))
+            dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
+            dq = ask_dq(i - 1, own, state)
+            dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
+            dv, dq = warpgroup_mma_wait(1, (dv, dq))
+            state.used.arrive(i - 1)
+            leave_dq(i - 1, dq, consumer_id, state)
+            dk = warpgroup_mma_wait(0, (dk,))
+            state.queries.release(i)
+        state.values.release(t)
+        dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
+        state.used.arrive(i)
+        leave_dq(i, dq, consumer_id, state)
         i += 1
-    state.values.release(t)
-    state.keys.release(t)
+    if n == 0:
+        state.values.release(t)
     return i, dk, dv
 
 
 @gluon.jit
-def rows_of(block, state):
-    """Where a block's keys are."""
-    if state.cfg.axes:
-        rows = BoxRows(block.batch, block.kv_head, gl.to_tensor(0), state.scheduler.table, block.item, state.cfg)
-    else:
-        origin, pace = state.scheduler.rows()
-        rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
-    return rows
-
-
-@gluon.jit
-def store(i, dk, dv, consumer_id: gl.constexpr, block, state):
-    """Write dK and dV of the consumer's keys, through where it would leave dS of tile i of the ring."""
+def leave_ones(consumer_id: gl.constexpr, state):
+    """Leave in shared memory what adds the numbers of lse, or of delta, to a product, for the consumer alone."""
     cfg: gl.constexpr = state.cfg
-    await_room(i, state)
-    room = state.ds.index(i & (cfg.consumers - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
-    store_through(room, dk, state.DK, rows_of(block, state), consumer_id)
-    store_through(room, dv * (1.0 / state.scale), state.DV, rows_of(block, state), consumer_id)
+    layout: gl.constexpr = by_rows(STATS, 4)
+    stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    every = gl.expand_dims(gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)), 1) >= 0
+    state.ones.index(2 * consumer_id).store(gl.where((stat < STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    state.ones.index(2 * consumer_id + 1).store(gl.where((stat >= STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    debug_barrier()  # of its warps
 
 
 @gluon.jit
@@ -296,40 +337,62 @@ def consumer(consumer_id: gl.constexpr, state):
     """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
     none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
-    scheduler = state.scheduler
+    leave_ones(consumer_id, state)
+    scheduler, keys = state.scheduler, state.keys
+    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
+    mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
     i = 0
     t = 0
     block = block_of(gl.program_id(0), consumer_id, r, state)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        some = gl.minimum(block.tiles, 1)
-        for _ in range(0, some):  # a branch: a loop of at most one turn
-            own = own_of(t, consumer_id, state)
-            state.keys.wait(t)
-            state.values.wait(t)
-            if cfg.counted and block.height < cfg.consumers * ROWS:
-                clear_rows(own.k, block.height, consumer_id)
-                clear_rows(own.v, block.height, consumer_id)
+        columns = k.slice(consumer_id * DIMS, DIMS, dim=1)
+        own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond)
+        keys.wait(t)
+        state.values.wait(t)
+        if cfg.counted:
+            if block.height < cfg.consumers * ROWS:
+                clear_rows(mine_k, block.height, consumer_id)
+                clear_rows(mine_v, block.height, consumer_id)
                 fence_async_shared()
                 debug_barrier()  # of its warps; `ready` keeps the other consumer from the keys until then
-            if cfg.consumers == 1:
-                i, dk, dv = walk_alone(t, i, own, block, (none, none_v), state)
-                store(i, dk, dv, consumer_id, block, state)
-            else:
-                i, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
-                dq = ask_dq(i, consumer_id, own, state)
-                store(i + 1, dk, dv, consumer_id, block, state)  # meanwhile
-                dq = warpgroup_mma_wait(0, (dq,))
-                state.keys.release(t)
-                leave_dq(i, dq, consumer_id, state)
+        i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
+        keys.release(t)
+        # asked for before results are written
+        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
+        origin, pace = scheduler.rows()
+        rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
+        store_rows(dk * state.scale, state.DK, rows, consumer_id)
+        store_rows(dv, state.DV, rows, consumer_id)
+        block = after
+        t += 1
+
+
+# ---- dQ --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def adder(state):
+    """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
+    cfg: gl.constexpr = state.cfg
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
+    scheduler = state.scheduler
+    i = 0
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        member, item = scheduler.places(scheduler.where(number))
+        batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
+        run = run_of(item, 0, 1)
+        for h in range(0, share):
+            for j in range(0, tiles_of(run.count, cfg.columns)):
+                state.made.wait(i)
+                for consumer_id in gl.static_range(cfg.consumers):
+                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * DIMS]
+                    # the copy adds, see `compile.adding`
+                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
+                tma.store_wait(0)  # until it has been read
+                state.taken.arrive(i)
                 i += 1
-        if some == 0:
-            store_zeros(ROWS, cfg.width, state.DK, rows_of(block, state), consumer_id)
-            store_zeros(ROWS, cfg.width_v, state.DV, rows_of(block, state), consumer_id)
-        t += some
-        block = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
@@ -340,25 +403,21 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     sizes: (heads of queries, queries, scale).
     """
     CONSUMERS: gl.constexpr = cfg.consumers
-    k, v = boxes(read[0], cfg.key_stages), boxes(read[1], 1)
+    k, v = boxes(read[0], 1), boxes(read[1], 1)
     q, do = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
-    stats = gl.allocate_shared_memory(gl.float32, [cfg.stages * PAIR, cfg.columns], flat(1))
-    ds = tiles(q.dtype, CONSUMERS, CONSUMERS * cfg.rows, cfg.columns)
-    sums = boxes(outputs[2], PARTS)
+    stats = tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
+    ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
+    ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
+    sums = boxes(outputs[2], CONSUMERS)
     fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     state = Summed(
-        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, sums, channel(cfg.key_stages, 1, CONSUMERS),
-        channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(CONSUMERS, CONSUMERS),
+        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
+        channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
         ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
         outputs[2],
     )  # fmt: skip
-    if cfg.consumers == 1:
-        gl.warp_specialize([
-            (consumer, (0, state)), (producer, (state, CHAINED)), (adder, (state,)),
-        ], [cfg.producer_warps, 1], [cfg.producer_registers, cfg.producer_registers])  # fmt: skip
-    else:
-        gl.static_assert(cfg.consumers == 2)
-        gl.warp_specialize([
-            (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),
-        ], [4, cfg.producer_warps, 1],
-           [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
+    gl.static_assert(cfg.consumers == 2)
+    gl.warp_specialize([
+        (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),
+    ], [4, cfg.producer_warps, 1],
+       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip

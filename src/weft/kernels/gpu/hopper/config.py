@@ -125,10 +125,8 @@ def _key_gradients(spec: KernelSpec) -> Config:
     if spec.with_dq:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=spec.stages, key_stages=spec.stages, producer_warps=1, consumer_registers=240,
-            producer_registers=24, counted=spec.counted, listed=spec.rank == 0,
-            box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
-            batch_by_places=spec.batch_by_places,
+            stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
+            listed=spec.rank == 0,
         )  # fmt: skip
     if spec.makes != "both":
         return _apart(spec, spec.makes)

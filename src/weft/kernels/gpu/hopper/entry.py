@@ -42,8 +42,13 @@ def imports(spec: KernelSpec) -> str:
 def _function(spec: KernelSpec) -> tuple[str, str]:
     """(module, function) of a kernel."""
     apart = ("bwd_apart",) * 2 if spec.makes != "both" else FUNCTIONS[spec.direction]
-    module, function = ("bwd_summed",) * 2 if spec.with_dq else apart
+    module, function = (_of_sums(spec),) * 2 if spec.with_dq else apart
     return module, f"{function}_short" if spec.short else function
+
+
+def _of_sums(spec: KernelSpec) -> str:
+    """The kernel that adds to dQ."""
+    return "bwd_lists" if spec.rank == 0 else "bwd_summed"
 
 
 def _wrapped(config: Config) -> str:
@@ -86,7 +91,7 @@ def _query_gradient(spec: KernelSpec) -> Iterator[str]:
 def _key_gradients(spec: KernelSpec) -> Iterator[str]:
     yield _scheduler(spec)
     if spec.with_dq:
-        yield "bwd_summed("
+        yield f"{_of_sums(spec)}("
         yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, {', '.join(walk_names(OF_SUMS))}), scheduler,"
         yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
         yield ")"

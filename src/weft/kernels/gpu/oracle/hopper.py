@@ -355,6 +355,6 @@ def _tile_gradients(
     ds = p * np.where(mask, v @ do.T - delta, 0.0)
     if call.spec.with_dq:
         dq = np.zeros((walk.tile, k.shape[1]))
-        dq[: tokens.size] = ds.T @ k * call.real("scale")
+        dq[: tokens.size] = ds.T @ k * (call.real("scale") if call.spec.stats32 else 1.0)
         call.box("DQ_box").add(dq, batch, head, *at)
     return ds @ q, p @ do

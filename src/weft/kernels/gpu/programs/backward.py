@@ -71,12 +71,9 @@ def summing_program(
 ) -> LaunchProgram:  # fmt: skip
     """All gradients by the kernel that walks keys and adds to dq. found: its tables, if not the plan's."""
     outputs = outputs_of(options)
-    groups = plan.sums_by_groups if found is None else found.groups
-    both = row_sums_program(plan, layout, options, groups).then(
-        keys_program(plan, layout, options, True, found), outputs
-    )
+    both = row_sums_program(plan, layout, options).then(keys_program(plan, layout, options, True, found), outputs)
     dq = result("dq", "q", plan.problem.d, plan.problem, layout)
-    scale = 1.0 if groups else options.scale  # warp groups scale what they add
+    scale = 1.0 if plan.sums_of_lists else options.scale  # of lists what is added has the scale
     last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", scale),))
     return both.then(last, outputs)
 
@@ -148,7 +145,7 @@ def keys_program(
     # sums of several launches come one after the other
     spec = replace(
         spec, rules=captured.with_entries(entries), chained=spec.chained and not entries,
-        stats32=summing and found.groups,
+        stats32=summing and plan.sums_of_lists,
     )  # fmt: skip
     spec = with_dropout(spec, plan, "dkdv", options, own)
     memory |= _kept_sums(slots, steps, sums)
@@ -161,15 +158,17 @@ def keys_program(
     return LaunchProgram("backward", tuple(slots), tuple(steps), tables)
 
 
-def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options, groups: bool) -> LaunchProgram:
-    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to. groups: warp groups do."""
+def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
+    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to."""
     problem = plan.problem
     slots, steps, memory, _ = _given(problem, layout, options)
     dq = _float32_dq(problem, layout)
     strides = layout.named | {"dq": dq.strides}
     spec = _spec("delta", plan, layout, options, strides, summing=True)
-    rows = 32 if max(problem.d, problem.dv) > 128 else 64
-    spec = replace(spec, rows=rows, warps=4, chained=chained("delta", plan.target), stats32=groups)
+    spec = replace(
+        spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4, chained=chained("delta", plan.target),
+        stats32=plan.sums_of_lists,
+    )  # fmt: skip
     slots += [replace(dq, role="output"), *_row_numbers(spec, problem, memory)]
     memory["DQ"] = dq.name
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": options.scale}

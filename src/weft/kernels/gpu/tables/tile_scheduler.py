@@ -24,7 +24,7 @@ from weft.planning.families.hopper import SUMS, has_row_bounds, resident
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
 EXCHANGES = 1000  # at most; some 200 are enough for 2,048 blocks
-GAIN = 0.99  # of the busiest program's time; blocks that are alike stay in order
+GAIN = 0.98  # of the busiest program's time; blocks that are alike stay in order
 
 
 def in_turns(wave: Wave, programs: int) -> Wave:
