@@ -111,8 +111,10 @@ def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list
         if direction == "bwd":
             yield "weft tiles of queries", partial(own, workload, tensors, direction, fixed[:1])
     if direction == "bwd":
+        keys = plan_attention(workload.make(), workload.problem("cuda"), card()).asked("dkdv")
         for tiling in hopper.SUMS:
-            if tiling == hopper.SUMMED or workload.d == hopper.CONFIGS_AT:
+            against = hopper.no_list(keys) if tiling == hopper.LISTED else hopper.no_sums(keys)
+            if not against and tiling in (hopper.LISTED, hopper.sums_of(workload.problem("cuda"))):
                 name = f"weft summed {tiling.rows}x{tiling.cols}"
                 yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:

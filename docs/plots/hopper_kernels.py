@@ -26,7 +26,7 @@ KERNELS = (  # name, producer, channels (what, stages, full after, free after), 
     ),
     (
         "bwd_summed", "1 warp, TMA",
-        (("K, V", "1", "bytes", "2 consumers"), ("Q, dO, stats", "2", "bytes, 32 lanes", "2 consumers"),
+        (("K, V", "2, V: 1", "bytes", "2 consumers"), ("Q, dO, stats", "2", "bytes, 32 lanes", "2 consumers"),
          ("ds", "2", "2 consumers", "2 consumers"), ("dQ", "1", "2 consumers", "a warp that adds")),
         "2 groups: 5 products", "dK, dV by stores; dQ added",
     ),

@@ -4,7 +4,7 @@ import numpy as np
 
 import weft
 from weft.planning import families
-from weft.planning.families.hopper import CONFIGS, SUMMED
+from weft.planning.families.hopper import CONFIGS, LISTED, LISTED_FORWARD, SUMMED
 
 from .checked import Call
 
@@ -14,6 +14,7 @@ WIDE = (("forward", families.hopper.WIDE),)
 WIDEST = (("forward", families.hopper.WIDEST), ("dq", families.hopper.APART), ("dkdv", families.hopper.APART))
 HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)
+LISTS = (("forward", LISTED_FORWARD), ("dkdv", LISTED))
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}
 HOPPER = {"dims": (64, 64), "heads": (2, 2), "batch": 1}
 ONE = {"heads": (2, 1), "batch": 1}
@@ -97,6 +98,9 @@ KERNELS = {
     "all gradients by groups": hopper(BAND, 400, fixed=SUMS, dims=(128, 128), heads=(4, 2), options={"free": True}),
     "all gradients by groups, lanes": hopper(
         weft.dilated(64, 64, 3), 600, fixed=SUMS, dims=(128, 128), options={"free": True, "lse": True}
+    ),
+    "all gradients by groups, blocks": hopper(
+        weft.random_blocks(64, 2), 320, fixed=LISTS, dims=(128, 128), heads=(4, 2), options={"free": True, "lse": True}
     ),
     "by groups, D=256": hopper(BAND, 400, fixed=WIDEST, dims=(256, 256), heads=(4, 2), options={"lse": True}),
     "by groups, D=256, documents": hopper(

@@ -169,6 +169,16 @@ def test_what_is_slower_stays(stopwatch):
     assert torch.equal(found, expected)
 
 
+def test_a_residual_that_is_slower_alone_is_judged_in_its_layer(stopwatch):
+    stopwatch["kernel"] = 2.05
+    block, inputs = made(Block)
+    placed, found, expected = judged_of(Layers(block), inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert [one.what for one in placed if one.fused] == 2 * ["product, residual"], placed
+    placed, found, expected = judged_of(block, inputs)  # which is no numbered layer
+    assert torch.equal(found, expected) and not any(one.fused for one in placed)
+
+
 def test_what_is_off_is_dropped(stopwatch, monkeypatch):
     from weft.fusion.kernels import Prepared
 

@@ -9,7 +9,7 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import offered
 from weft.planning.cost import Cost, moved
 from weft.planning.families.base import MOST, WORTH, Pass, Tiled
-from weft.planning.families.hopper import SUMMED, no_sums
+from weft.planning.families.hopper import LISTED, SUMMED, no_list, no_sums
 from weft.planning.families.one_kernel import OneKernel
 from weft.planning.families.tile import menu, unlike_apart
 from weft.planning.problem import Problem
@@ -73,6 +73,22 @@ def test_warp_groups_make_all_gradients_at_once_at_wide_heads():
     assert plan.in_one is not None and {share.plan.tiling for share in plan.in_one} == {SUMMED}
     assert f"but taken is: one kernel of {SUMMED}" in plan.explain()
     plan.verify()
+
+
+def test_lists_of_whole_blocks_have_all_gradients_by_warp_groups():
+    """Where a call names them, and blocks are whole."""
+    named, blocks = (("dkdv", LISTED),), weft.random_blocks(64, 3)
+
+    def against(pattern, asked):
+        return no_list(plan_attention(pattern, asked, GPU).asked("dkdv"))
+
+    plan = plan_attention(blocks, problem(1024, d=128), GPU, named)
+    assert against(blocks, problem(1024, d=128)) == "" and plan.sums_by_groups
+    plan.verify()
+    assert "D=128" in against(blocks, problem(1024, d=64))
+    assert "not whole" in against(blocks, problem(1000, d=128))
+    assert "not whole" in against(weft.random_blocks(32, 3), problem(1024, d=128))
+    assert "no list" in against(WINDOW, problem(1024, d=128))
 
 
 # ---- heads that differ -----------------------------------------------------------------------------------------------

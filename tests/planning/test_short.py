@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
@@ -123,6 +123,7 @@ OTHERS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.builds(weft.window, NEAR_64, NEAR_64), st.lists(st.tuples(st.sampled_from("|&~"), OTHERS), max_size=3))
 def test_what_is_walked_is_what_is_seen(pattern, others):
     for how, other in others:

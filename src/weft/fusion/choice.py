@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,13 +33,15 @@ from weft.torch import card
 LONG = 1e11  # operations of a product from which launches are nothing
 BEHIND = 0.06  # of a long product's time, by which a kernel is behind cuBLAS at best
 MARGIN = 0.98  # of the time of the unfused graph, that a kernel takes at most
+IN_LAYER = 1.05  # the same of a residual's, which also saves the norm after it a pass: its layer is measured
 OFF = 0.02  # by which results may differ, relative to the largest number: sums of 16-bit factors in another order
 
 
 @dataclass(frozen=True)
 class Choice:
     """config: of the kernel; None: the graph stays unfused. reason: in words. unfused, fused: seconds, 0 where they
-    were not measured. dropped: candidates that failed or were off, and why.
+    were not measured. dropped: candidates that failed or were off, and why. A configuration that is not `won_alone` is
+    for a layer to judge.
     """
 
     config: Tiling | None
@@ -47,6 +49,15 @@ class Choice:
     unfused: float = 0.0
     fused: float = 0.0
     dropped: tuple[str, ...] = ()
+
+    @property
+    def won_alone(self) -> bool:
+        """Whether the kernel is faster by the margin, where that was measured."""
+        return self.config is not None and self.fused <= MARGIN * self.unfused
+
+    def alone(self) -> Choice:
+        """What holds where no layer is measured."""
+        return self if self.won_alone else replace(self, config=None)
 
 
 _chosen: dict[str, Choice] = {}
@@ -178,7 +189,7 @@ class _Measurement:
         if best is None:
             return Choice(None, "no kernel of it is right and runs", unfused, dropped=tuple(dropped))
         taken, config = best
-        if taken > MARGIN * unfused:
+        if taken > (IN_LAYER if getattr(spec, "residual", False) else MARGIN) * unfused:
             return Choice(None, f"{config} takes {_times(taken, unfused)}", unfused, taken, tuple(dropped))
         return Choice(config, f"{config} takes {_times(taken, unfused)}", unfused, taken, tuple(dropped))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 ALIGNED = 16  # bytes, at which pointers begin that an algorithm was chosen for
 ROOM = 32 << 20  # bytes that an algorithm may use beside
-ALGORITHMS = 3  # the best ones by cuBLASLt's own estimate, that are worth measuring
+ALGORITHMS = 8  # the best ones by cuBLASLt's own estimate, that are worth measuring
 
 # Numbers of cublasLt.h and library_types.h.
 COMPUTE_FLOAT32, FLOAT32 = 68, 0

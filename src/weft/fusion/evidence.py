@@ -24,7 +24,7 @@ from weft.kernels.gpu.gemm.config import Config
 from weft.store import opened
 
 KIND, FILE = "fusion", "segment.json"
-FORMAT = 1
+FORMAT = 2
 NUMBERS = ("unfused", "fused")
 Row = dict[str, Any]
 

@@ -65,6 +65,8 @@ def place_segments(
     measured = settings.templates in ("auto", "again") and settings.inner == "inductor"
     if measured and not torch.is_grad_enabled():  # a layer is measured forwards
         judged = _settled(module, judged, given or {}, settings.templates == "again")
+    else:
+        judged = _alone(judged)
     put_all(module.graph, judged)
     if any(choice.config is not None for _, choice in judged):
         module.graph.lint()
@@ -101,12 +103,12 @@ def _settled(module: GraphModule, judged: list[Judged], given: Mapping[Node, Any
     numbers = [kinds.setdefault(name, len(kinds)) for name in named]
     won = [i for i, (_, choice) in enumerate(judged) if choice.config is not None]
     if not won or not key_of(judged[won[0]][0].inner[0]):
-        return judged
+        return _alone(judged)
     part = Part.around(judged[won[0]][0].inner[0])
     inside = [i for i in won if set(judged[i][0].inner) <= set(part.nodes)]
     values = part.values(given)
     if values is None or not inside:
-        return judged
+        return _alone(judged)
 
     def seconds(some: frozenset[int]) -> float:
         return layer_seconds(part.copied([judged[i] for i in inside if numbers[i] in some], put_all, module), values)
@@ -118,14 +120,21 @@ def _settled(module: GraphModule, judged: list[Judged], given: Mapping[Node, Any
         settled = settle_once(code, chosen, values, lambda: settle(numbered, seconds, sorted(joined)), again)
     except Exception as error:
         said = f"; its layer could not be measured: {type(error).__name__}: {_first_line(error)}"
-        return [(found, replace(choice, reason=choice.reason + said)) if choice.config is not None else (found, choice)
-                for found, choice in judged]  # fmt: skip
-    left = {numbers[i] for i in inside} - settled.kept
+        return _alone([
+            (found, replace(choice, reason=choice.reason + said)) if choice.config is not None else (found, choice)
+            for found, choice in judged
+        ])  # fmt: skip
+    left, measured = {numbers[i] for i in inside} - settled.kept, {numbers[i] for i in inside}
     return [
         (found, replace(choice, config=None, reason=f"{choice.reason}, but {settled.reason_against(number)}"))
-        if number in left else (found, choice)
+        if number in left else (found, choice if number in measured else choice.alone())
         for number, (found, choice) in zip(numbers, judged, strict=True)
     ]  # fmt: skip
+
+
+def _alone(judged: list[Judged]) -> list[Judged]:
+    """Without those that only a layer could judge."""
+    return [(found, choice.alone()) for found, choice in judged]
 
 
 def put_all(graph: Graph, judged: Sequence[Judged]) -> None:

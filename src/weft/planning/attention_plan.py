@@ -113,8 +113,11 @@ class AttentionPlan:
 
         None unless one kernel fits and is predicted to be clearly faster than two.
         """
-        if dict(self.fixed).get("dkdv") in hopper.SUMS and not hopper.no_sums(self.asked("dkdv")):
-            return self.transposed
+        named = dict(self.fixed).get("dkdv")
+        if named in hopper.SUMS:
+            against = hopper.no_list if named == hopper.LISTED else hopper.no_sums
+            if not against(self.asked("dkdv")):
+                return self.transposed
         listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
         every = [one for one in listed if isinstance(one, OneKernel)]
         if not every:

@@ -1,4 +1,6 @@
-"""Which kernels compute a call: one loop over families of kernels and their configurations.
+"""Which kernels a plan lists, and which is the cheapest: one loop over families and their configurations.
+
+At a call `weft.kernels.gpu.select` takes one of those that the plan lists.
 
 A GPU's direction is weighed among tilings of all families that have tiles. Then a forward in tiles is weighed against
 split keys, and gradients by two kernels against one. On a CPU every Acsr is planned alone (`weft.planning.tiling.cpu`).
@@ -26,9 +28,7 @@ Fixed: TypeAlias = tuple[tuple[Direction, Tiling], ...]  # tilings that somebody
 Asked = TypeVar("Asked")
 Found = TypeVar("Found", bound=Alternative)
 Beside: TypeAlias = tuple[Family[InTiles, Alternative], ...]
-TILED: dict[Direction, tuple[Family[Pass, Tiled], ...]] = {
-    "forward": (tile, hopper), "dq": (tile, hopper), "dkdv": (tile, hopper),
-}  # fmt: skip
+TILED: tuple[Family[Pass, Tiled], ...] = (tile, hopper)
 FORWARDS: Beside = (split_kv,)
 BACKWARDS: Beside = (fused_backward, one_kernel)
 
@@ -71,7 +71,7 @@ def weigh(asked: Asked, families: Sequence[Family[Asked, Found]]) -> Decision[Fo
 
 def tilings(asked: Pass, tiling: Tiling | None = None) -> Decision[Tiled]:
     """How one direction is tiled. tiling: what somebody asked for."""
-    return weigh(asked, TILED[asked.direction]) if tiling is None else Decision((asked.alike(tiling),))
+    return weigh(asked, TILED) if tiling is None else Decision((asked.alike(tiling),))
 
 
 def beside_tiles(asked: InTiles, families: Beside, fixed: bool) -> Decision[Alternative]:

@@ -238,6 +238,27 @@ class BigBird(Mask):
 
 
 @dataclass(frozen=True)
+class RandomBlocks(Mask):
+    """`count` drawn blocks of keys for each block of `block` queries."""
+
+    count: int
+    block: int = 64
+    seed: int = 0
+
+    def pattern(self) -> Pattern:
+        return weft.random_blocks(self.block, self.count, self.seed)
+
+    def formula(self, table: Table, n: int) -> Predicate:
+        block = self.block
+        # the draw is the library's own; it depends on the seed and on the number of blocks alone
+        drawn = table(weft.random_blocks(1, self.count, self.seed).to_dense(-(-n // block)))
+        return lambda b, h, q, k: drawn[q // block, k // block]
+
+    def reduced(self, by: int) -> Mask:
+        return RandomBlocks(min(self.count, 3), max(8, self.block // by), self.seed)
+
+
+@dataclass(frozen=True)
 class Dilations(Mask):
     """Head h sees `reach` keys to either side, steps[h] apart."""
 

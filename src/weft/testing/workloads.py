@@ -32,6 +32,7 @@ from weft.testing.masks import (
     Neighborhood,
     Predicate,
     Prefix,
+    RandomBlocks,
     SparseTransformer,
     Strided,
     Table,
@@ -181,6 +182,7 @@ def _models() -> Iterable[Workload]:
     yield square("prefix_lm_2048", (1, 16, 8192, 128), Prefix(2048), "")
     share = Documents((2048, *(768,) * 8), shared=True)
     yield square("share_question", (1, 16, 128), share, "decoder", source="one question, eight answers")
+    yield square("block_list_64", (1, 16, 32768, 128), RandomBlocks(51), "")
     yield square("mixed_dilation", (4, 12, 16384, 64), Dilations(64, (1,) * 3 + (2,) * 3 + (4,) * 3 + (8,) * 3), "")
 
 

@@ -1,4 +1,4 @@
-"""What a generated kernel is told: pointers to what it reads, scalars, descriptors, pointers to what it writes."""
+"""What a generated kernel is told, in order: see `arguments`."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def strided(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the kernel's arguments, in order: what is read, scalars, what is written.
+    """Names of the kernel's arguments: pointers read, scalars, descriptors read, pointers and descriptors written.
 
-    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read.
+    So every slot that is written comes after all that are read.
     Frameworks that know a kernel by its inputs and outputs want this order.
     """
     read, written = described(spec)

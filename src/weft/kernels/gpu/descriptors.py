@@ -117,8 +117,8 @@ def box_kind(name: str, spec: KernelSpec) -> str:
         whole = spec.of_keys or config.makes == "dq"  # a block's rows in one box
         places = config.columns if walked else config.rows * (config.consumers if whole else 1)
         sides = [1, 1, places, 1]
-    if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
-        return _box_kind("float32", [*sides, config.width // config.consumers])
+    if spec.with_dq and tensor == "DQ":  # half of the dims of a tile
+        return _box_kind("float32", [*sides, config.width // 2])
     return _box_kind(spec.dtype, [*sides, config.width_v if tensor in VALUES else config.width])
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
@@ -43,11 +42,6 @@ class Components:
     def count(self) -> int:
         """How many tiles there are."""
         return len(self.queries)
-
-    @cached_property
-    def key(self) -> int:
-        """Tells tiles apart in caches."""
-        return hash((self.queries.tobytes(), self.keys.tobytes(), self.live.tobytes()))
 
     def share(self, problem: Problem, processors: int) -> int:
         """Batch rows of one program: few enough that processors have ROUNDS of them."""

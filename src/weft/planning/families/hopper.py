@@ -1,10 +1,11 @@
-"""Forwards, and dK and dV, by warp groups that specialise, on Hopper's cards
+"""Kernels of one direction by warp groups that specialise, on Hopper's cards: forwards, dK and dV, and dQ at D=256
 (docs/decisions/0010-warp-groups-that-specialise.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from weft.planning.affine_bounds import as_lines
 from weft.planning.families.base import Pass, Tiled, Way
@@ -24,6 +25,10 @@ CONFIGS: dict[Direction, Tiling] = {
 }
 WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
 WIDEST = Tiling(128, 64, 8, 2, 168, False, 2)  # and at D=256, where nothing is timed: its rates follow those of D=128
+# Of lists of whole blocks, at D=128: all gradients in one walk, and the forward. Two programs are side by side.
+LISTED, LISTED_FORWARD = Tiling(64, 64, 4, 1, 128, True, 1), Tiling(64, 64, 4, 2, 128, False, 1)
+LISTS = (LISTED, LISTED_FORWARD)
+AS_TILES = 0.57  # block_list_64 on an H200: 1.374 ms predicted, 2.415 ms taken
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
@@ -37,7 +42,7 @@ CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
-SUMS = {SUMMED: 231_056, SUMMED_NARROW: 215_696}
+SUMS = {SUMMED: 231_024, SUMMED_NARROW: 215_664, LISTED: 107_548}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dq": 1, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
@@ -45,6 +50,11 @@ EVEN = 1.5  # how much longer than the mean the longest of programs may be that 
 def has_row_bounds(tiling: Tiling) -> bool:
     """Whether a kernel reads the bounds of rows from its tables: at wide heads."""
     return bool(tiling.groups) and tiling not in CONFIGS.values()
+
+
+def resident(tiling: Tiling) -> int:
+    """Programs of warp groups that a processor runs side by side."""
+    return 2 if tiling in LISTS else 1
 
 
 def sums_of(problem: Problem) -> Tiling:
@@ -76,6 +86,19 @@ def no_sums(asked: Pass) -> str:
     return "descriptors would reach tokens that nobody sees" if extents(nest) is None else ""
 
 
+def no_list(asked: Pass) -> str:
+    """Why lists of whole blocks are not walked by warp groups; "" where they are."""
+    problem, (acsr, _) = asked.problem, asked.rows[0]
+    if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (WIDE_AT,) * 2 or problem.dtype != "bfloat16":
+        return f"its kernels of lists are for D={WIDE_AT} in bfloat16 on Hopper"
+    if len(asked.rows) > 1:
+        return "heads differ"
+    if acsr.terms or not acsr.remainder.rows.size:
+        return "it is no list of blocks alone"
+    whole = (acsr.remainder.bit_index < 0).all() and not (problem.m % LISTED.cols or problem.n % LISTED.rows)
+    return "" if whole else "some blocks are not whole"
+
+
 # ---- the family ------------------------------------------------------------------------------------------------------
 def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
     """Why there is no such kernel; "" where there is. What depends on strides and alignment is asked at the call.
@@ -85,6 +108,8 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
     config = config_of(asked.direction, asked.problem, asked.gpu)
     if named is not None and named in of_names(asked.direction, asked.problem, asked.gpu):
         config = named
+    if named in (None, LISTED_FORWARD) and asked.direction == "forward" and not no_list(asked):
+        return ""
     if config is None:
         return _no_kernel(asked.direction, asked.problem, asked.gpu)
     if asked.terms == "listed" or len(asked.rows) > 1:
@@ -124,13 +149,26 @@ def _no_boxes(asked: Pass, plan: TilePlan) -> str:
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
     """The one of the direction."""
     config = config_of(asked.direction, asked.problem, asked.gpu)
+    if asked.direction == "forward" and not no_list(asked):
+        config = LISTED_FORWARD
     assert config is not None, "reasons_against comes before"
     yield asked.alike(config).ways
 
 
 def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
     """What a configuration is predicted to take."""
-    return Tiled(asked, config)
+    return OfLists(asked, config) if config[0][0] == LISTED_FORWARD else Tiled(asked, config)
+
+
+@dataclass(frozen=True, eq=False)
+class OfLists(Tiled):
+    """A forward of a list. Tiles of lists are predicted by the rates of several terms, and took 1 / AS_TILES of that
+    where both were timed. So this is weighed as they are.
+    """
+
+    @property
+    def compared(self) -> float:
+        return AS_TILES * self.seconds
 
 
 # ---- what decides ----------------------------------------------------------------------------------------------------
@@ -153,7 +191,7 @@ def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, 
 
 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
-    """The configuration that kernels of one direction are offered beside: of dQ, which has none, the forward's."""
+    """The configuration that kernels of one direction are offered beside; the forward's for dQ at D=64, without any."""
     config = config_of("forward" if direction == "dq" else direction, problem, gpu)
     return None if direction == "dq" and config != CONFIGS["forward"] else config
 
@@ -165,7 +203,7 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
     if not on_hopper(gpu):
         return f"{gpu.name} is no Hopper card"
     if problem.d != problem.dv or problem.d not in (CONFIGS_AT, WIDE_AT, WIDEST_AT):
-        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT} and {WIDEST_AT}"
+        return f"its kernels are for D={CONFIGS_AT}, {WIDE_AT} and {WIDEST_AT}, the same of q, k and v"
     if direction == "dkdv" and problem.d == WIDE_AT:
         return f"its kernels of dK and dV are for D={CONFIGS_AT} and {WIDEST_AT}"
     if DTYPES[problem.dtype] != 2:

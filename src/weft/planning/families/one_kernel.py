@@ -25,8 +25,12 @@ NAME = "one kernel"
 IN_ONE, IN_GROUPS = 0.85, 0.95
 # Clocks of a block of keys and of a tile, of those of `hopper.SUMS` that are timed. At D=128 they are fitted to whole
 # backwards of six problems on an H200, and off by up to 6 % (benchmarks/results/wide-heads.csv, 2026-11-29T16:34). At
-# D=64 a tile is of dense attention (19:10), and the block is a guess.
-OF_GROUPS = {hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690)}
+# D=64 a tile is of dense attention (19:10), and the block is a guess. Of lists a tile is of block_list_64 (22:39), of
+# which a processor walks two at a time, and the block is a guess.
+OF_GROUPS = {
+    hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690),
+    hopper.LISTED: Rates(3_000, 2_820, 2_820),
+}  # fmt: skip
 # On grids, of 128 x 128 with 21 x 21 and of 256 x 256 with 80 x 80 (benchmarks/results/grids.csv, 2026-11-29T22:39).
 OF_GRIDS = Rates(10_436, 4_700, 4_700)
 Config: TypeAlias = tuple[Pass, Tiling]
@@ -49,6 +53,7 @@ class OneKernel:
         problem, gpu, tiling = self.keys.asked.problem, self.keys.asked.gpu, self.tiling
         return tuple(
             plan if plan.blocks is None
+            else replace(plan, of_blocks=tiling) if tiling.groups
             else replace(plan, of_blocks=of_blocks("dkdv", problem, tiling, gpu, with_dq=True))
             for plan in self.keys.plans
         )  # fmt: skip
@@ -87,6 +92,8 @@ def reasons_against(asked: InTiles) -> str:
 
 def _against_groups(asked: InTiles) -> str:
     """The same of the kernel of warp groups."""
+    if not hopper.no_list(asked.tiles[1].asked):
+        return ""
     timed = hopper.sums_of(asked.problem) in OF_GROUPS
     return hopper.no_sums(asked.tiles[1].asked) if timed else "it is not timed, and taken where a call names it"
 
@@ -115,7 +122,9 @@ def configs(asked: InTiles) -> Iterable[Config]:
     then join. Only where it is worth it, since all rows of a long sequence are looked at.
     """
     every = asked.tiles[1].asked
-    if not _against_groups(asked):
+    if not hopper.no_list(every):
+        yield every, hopper.LISTED
+    elif not _against_groups(asked):
         yield every, hopper.sums_of(asked.problem)
     if _against_tiles(asked):
         return

@@ -87,7 +87,7 @@ class SparseKeys:
     Delta: gl.tensor
 
     @gluon.jit
-    def ring(self, consumer_id):
+    def queries_of(self, consumer_id):
         """The ring of the consumer's queries. By remainders: with places by bits ptxas spills in the loops."""
         STAGES: gl.constexpr = self.cfg.stages
         return Channel(self.queries.full, self.queries.empty, consumer_id * STAGES, STAGES, False)
@@ -109,7 +109,7 @@ def first_of(begin, mine, every):
 def load_span(consumer_id: gl.constexpr, s, member, span, state):
     """Ask for a consumer's tiles of queries: from the first, before the end, by how much they rise."""
     TILE: gl.constexpr = state.cfg.rows
-    sizes, ring = state.sizes, state.ring(consumer_id)
+    sizes, ring = state.sizes, state.queries_of(consumer_id)
     first, end, every = span
     r = gl.arange(0, TILE, layout=line(1, state.cfg.producer_warps))
     for h in range(0, sizes.share):
@@ -259,7 +259,7 @@ def consumer(consumer_id: gl.constexpr, state):
     layout: gl.constexpr = accumulator(TILE)
     sides = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout)), gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
     zero = gl.zeros([TILE, WIDTH], gl.float32, accumulator(WIDTH))
-    sizes, ring, keys = state.sizes, state.ring(consumer_id), state.keys
+    sizes, ring, keys = state.sizes, state.queries_of(consumer_id), state.keys
     begin, middle, end = state.spans()
     every = CONSUMERS * sizes.parts
     s = 0

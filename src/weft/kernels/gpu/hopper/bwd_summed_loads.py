@@ -12,26 +12,28 @@ from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring
 from weft.kernels.gpu.hopper.ops.grids import box_tokens, grid_tiles, place_in, rows_at
 from weft.kernels.gpu.hopper.ops.layouts import line
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import Tensor
 
-PAIR = gl.constexpr(constants.PAIR)  # numbers of a query that its scores subtract
+PAIR = gl.constexpr(constants.PAIR)  # numbers of a query, see `constants`
+PARTS = gl.constexpr(2)  # of the dims of dQ, each of which is a product of its own
 
 
 @aggregate
 class Summed:
     """The kernel's arguments, shared memory and channels.
 
-    k: two blocks'; v: one block's. q, do, stats: the ring of tiles that are walked; stats has -lse / scale of a
-    tile's queries, then -delta. ds: dS of two tiles. sums: the dQ of a tile, each consumer's columns.
+    k: two blocks'; v: one block's. q, do, stats: the ring of tiles that are walked; stats has the two numbers of a
+    tile's queries one after the other. ds: dS of a tile, or of two where two consumers share it. sums: the dQ of a
+    tile, PARTS of its dims.
 
     keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
-    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
-    of queries.
+    tile. made: both left dQ of a tile, for which they read that dS; taken: the adder's copies have read it. heads,
+    length: of queries.
     """
 
     cfg: gl.constexpr
@@ -49,7 +51,6 @@ class Summed:
     values: Channel
     queries: Channel
     ready: Ring
-    used: Ring
     made: Ring
     taken: Ring
     scheduler: TileScheduler
@@ -83,7 +84,8 @@ def tile_where(run, j, heads, dim, state):
     if state.cfg.axes:
         where = place_in(heads, run.place(j, state.cfg), dim, state)
     else:
-        where = [heads[0], heads[1], run.place + j * state.cfg.columns, run.lane, dim]
+        place, _ = tile_at(state.scheduler.table, j, run, state.cfg)
+        where = [heads[0], heads[1], place, run.lane, dim]
     return where
 
 
@@ -97,8 +99,10 @@ def rows_of_tile(run, j, rows, state):
     if cfg.axes:
         row = box_tokens(state.scheduler.part(), run.place(j, cfg), r, cfg)
     else:
-        first = j * cfg.columns
-        row = (first + gl.minimum(r, run.count - 1 - first)) * step
+        _, first = tile_at(state.scheduler.table, j, run, cfg)
+        if not cfg.listed:  # tiles of a list are whole
+            r = gl.minimum(r, run.count - 1 - first)
+        row = (first + r) * step
         if cfg.counted:  # places are tokens, and a run may begin before the first
             row = gl.maximum(row, -run.place)
     return row
@@ -176,7 +180,7 @@ def producer(state, CHAINED: gl.constexpr):
 def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
+    DIMS: gl.constexpr = cfg.width // PARTS
     scheduler = state.scheduler
     i = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
@@ -186,10 +190,10 @@ def adder(state):
         for h in range(0, share):
             for j in range(0, n):
                 state.made.wait(i)
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = tile_where(run, j, (batch, head + h), consumer_id * DIMS, state)
+                for part in gl.static_range(PARTS):
+                    where = tile_where(run, j, (batch, head + h), part * DIMS, state)
                     # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
+                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(part))
                 tma.store_wait(0)  # until it has been read
                 state.taken.arrive(i)
                 i += 1

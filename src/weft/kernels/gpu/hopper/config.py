@@ -28,7 +28,8 @@ class Config:
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
     are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
-    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads.
+    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads. listed: a run is a
+    list of tiles, all of which a block sees whole.
     """
 
     d: int
@@ -53,6 +54,7 @@ class Config:
     lse_gradient: bool = False
     with_delta: bool = False
     counted: bool = False
+    listed: bool = False
     box: tuple[int, ...] = ()
     tile_box: tuple[int, ...] = ()
     batch_by_places: bool = False
@@ -102,7 +104,7 @@ LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose dig
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # Of forwards: (registers of a thread that computes, of one that loads), by the wider head dimension, padded, and the
 # number of consumers. The first group has what the others leave of the launch's.
-FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (256, 2): (240, 24)}
+FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
 # The same, where shared memory has no room for two blocks of queries: stages of queries and of keys.
 CROWDED = {256: (1, 3)}
 # Of tiles of dO, or of V, where gradients have a launch each: beside two factors that stay there is room for one.
@@ -123,8 +125,9 @@ def _key_gradients(spec: KernelSpec) -> Config:
     if spec.with_dq:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=spec.stages, key_stages=2, producer_warps=1, consumer_registers=240, producer_registers=24,
-            counted=spec.counted, box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
+            stages=spec.stages, key_stages=spec.stages, producer_warps=1, consumer_registers=240,
+            producer_registers=24, counted=spec.counted, listed=spec.rank == 0,
+            box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
             batch_by_places=spec.batch_by_places,
         )  # fmt: skip
     if spec.makes != "both":
@@ -167,7 +170,7 @@ def _forward(spec: KernelSpec) -> Config:
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
+        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
         box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
         batch_by_places=spec.batch_by_places,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import Run, place_of, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import Run, place_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.broadcast import axes_at, metadata, numbers_at, publish_bounds, publish_numbers
 from weft.kernels.gpu.hopper.ops.channel import Channel
 from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler
@@ -118,15 +118,18 @@ def load_box(i, box, memory, channel, where):
 @gluon.jit
 def load_apart(i, run, k_box, v_box, heads, state):
     """As `load_run`, keys and values each in a ring of their own. Values come a tile later, as they are needed."""
-    TILE: gl.constexpr = state.cfg.columns
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    table = state.scheduler.table
     for j in range(0, tiles_of(run.count, TILE)):
-        place = run.place + j * TILE
+        place, _ = tile_at(table, j, run, cfg)
         load_box(i, k_box, state.k, state.tiles, [heads[0], heads[1], place, run.lane, 0])
         if j > 0:
-            load_box(i - 1, v_box, state.v, state.values, [heads[0], heads[1], place - TILE, run.lane, 0])
+            place, _ = tile_at(table, j - 1, run, cfg)
+            load_box(i - 1, v_box, state.v, state.values, [heads[0], heads[1], place, run.lane, 0])
         i += 1
     if run.count > 0:
-        place = run.place + (tiles_of(run.count, TILE) - 1) * TILE
+        place, _ = tile_at(table, tiles_of(run.count, TILE) - 1, run, cfg)
         load_box(i - 1, v_box, state.v, state.values, [heads[0], heads[1], place, run.lane, 0])
     return i
 
@@ -162,6 +165,7 @@ def producer(state):
     """
     cfg: gl.constexpr = state.cfg
     FIRST: gl.constexpr = cfg.first_tiles * cfg.columns
+    LAST: gl.constexpr = min(cfg.query_stages, cfg.consumers) - 1
     CONSUMERS: gl.constexpr = cfg.consumers
     TERMS: gl.constexpr = cfg.terms
     scheduler, shared = state.scheduler, state.broadcast
@@ -180,7 +184,7 @@ def producer(state):
         where = scheduler.where(number + gl.num_programs(0))
         heads, near, far = (block.batch, block.kv_head), block.near, block.far
         for c in gl.static_range(CONSUMERS):
-            if c == cfg.query_stages - 1:
+            if c == LAST:
                 run = Run(gl.minimum(near.count, FIRST), near.place, near.lane)
                 i = load_tiles(i, run, state.k_box, state.v_box, heads, state)
             load_queries(c, t, block, state)
@@ -189,7 +193,8 @@ def producer(state):
             ahead = numbers_at(scheduler, where, CONSUMERS, TERMS)
         for c in gl.static_range(CONSUMERS):
             state.queries(c).expect(t, state.q_box.block_type.nbytes)
-        run = Run(near.count - gl.minimum(near.count, FIRST), near.place + FIRST, near.lane)
+        PLACES: gl.constexpr = cfg.first_tiles if cfg.listed else FIRST
+        run = Run(near.count - gl.minimum(near.count, FIRST), near.place + PLACES, near.lane)
         i = load_tiles(i, run, state.k_box, state.v_box, heads, state)
         if TERMS == 2:
             i = load_tiles(i, far, state.k_far, state.v_far, heads, state)

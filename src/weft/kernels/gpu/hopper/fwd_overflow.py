@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.grids import GridRows, box_tokens, grid_cut, grid_rows, grid_tiles, grid_words
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
@@ -104,7 +104,11 @@ def add_term(sums, state, inputs, heads, term, columns):
     TILE: gl.constexpr = cfg.columns
     k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
     for j in range(0, tiles_of(term.count, TILE)):
-        first, count = term.origin + term.first + j * TILE * term.step, term.count - j * TILE
+        if cfg.listed:  # its first is where the list is
+            first = gl.load(state.scheduler.table + term.first + j) * TILE
+        else:
+            first = term.origin + term.first + j * TILE * term.step
+        count = term.count - j * TILE
         fetch(k, inputs[0], heads, first, (count, term.step), cfg.d, cfg.counted)
         fetch(v, inputs[1], heads, first, (count, term.step), cfg.dv, cfg.counted)
         words, bit = mask_words(term.low - j * TILE, term.high - j * TILE, columns)
@@ -185,7 +189,8 @@ def sums_of_terms(item, rows, r, block, inputs, columns, state):
         sums = add_grid(sums, state, inputs, heads, item, rows, columns)
     else:
         low, high = seen_of(here, item, r, block, 0, state)
-        term = Term(low, high, block.first, block.count, gl.load(here), gl.load(here + PART))
+        first = run_of(item, 0, TERMS).place if cfg.listed else block.first
+        term = Term(low, high, first, block.count, gl.load(here), gl.load(here + PART))
         sums = add_term(sums, state, inputs, heads, term, columns)
     if TERMS == 2:
         other = here + TERM

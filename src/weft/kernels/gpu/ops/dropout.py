@@ -14,8 +14,8 @@ BUMP_0, BUMP_1 = tl.constexpr(dropout.BUMPS[0]), tl.constexpr(dropout.BUMPS[1])
 HEADER = tl.constexpr(dropout.HEADER)
 
 # What decides it: the key, two unsigned integers of 32 bits; 16 bits below which a pair is dropped; what kept weights
-# are multiplied by. head: its number. told: a pointer to the seed, which numbers of a whole follow.
-Dropping = namedtuple("Dropping", "key_0 key_1 below scale head told")
+# are multiplied by. head: its number. seed: a pointer to it, which numbers of a whole follow.
+Dropping = namedtuple("Dropping", "key_0 key_1 below scale head seed")
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _renumbered(C: tl.constexpr, scores, rows, tile):
     """The 16 bits of each pair by the numbers of rows and columns in the whole: of consecutive ones together, as of
     tiles.
     """
-    seed = scores.dropping.told
+    seed = scores.dropping.seed
     m, n = tl.load(seed + 2), tl.load(seed + 3)
     mine, theirs, many, others = seed + HEADER, seed + HEADER + m, m, n
     if C.of_keys:
@@ -98,7 +98,10 @@ def _halves(C: tl.constexpr, scores, mine, theirs, first, at):
         q, k, q_first, k_first = theirs[None, :], mine[:, None], at, first
     else:
         q, k, q_first, k_first = mine[:, None], theirs[None, :], first, at
-    x0, x1, x2, x3 = _philox(C, scores, (q_first >> 1) + _group(q), (k_first >> 2) + (_group(k) >> 1))
+    # bits that a thread's own pairs differ in come last: what is the same for all of them is found to be so
+    queries = ((q_first >> 1) + (q & 6)) + (((q >> 4) << 3) + (q & 1))
+    keys = ((k_first >> 2) + ((k & 6) >> 1)) + ((k >> 4) << 2)
+    x0, x1, x2, x3 = _philox(C, scores, queries, keys)
     later = (k & 8) != 0
     word = tl.where((q & 8) != 0, tl.where(later, x3, x2), tl.where(later, x1, x0))
     shift = (16 - (k & 1) * 16).to(tl.uint32)  # those of an odd key lie there already
@@ -139,9 +142,3 @@ def _product(C: tl.constexpr, x, factor: tl.constexpr):
         product = x.to(tl.uint64) * factor
         high, low = (product >> 32).to(tl.uint32), product.to(tl.uint32)
     return high, low
-
-
-@triton.jit
-def _group(x):
-    """The number of the group of an index: without its bit 3."""
-    return ((x >> 4) << 3) | (x & 7)

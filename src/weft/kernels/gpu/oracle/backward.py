@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.constants import PAIR, STATS
+from weft.kernels.gpu.constants import LN2, LOG2E, PAIR, STATS
 from weft.kernels.gpu.oracle import entries
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -48,7 +48,8 @@ def row_numbers(call: Call, owner: Owner, rows: Ints) -> tuple[Reals, Reals]:
     if spec.folded:
         width = PAIR if spec.stats32 else STATS
         stats = np.zeros((rows.size, width))
-        stats[:, 0], stats[:, width // 2] = -lse / call.real("scale"), -delta
+        scale = call.real("scale")
+        stats[:, 0], stats[:, width // 2] = np.log2(scale) - lse * LOG2E if spec.stats32 else -lse / scale, -delta
         call.flat("Stats", width).store(stats, at)
     return lse, delta
 
@@ -57,8 +58,9 @@ def subtracted(call: Call, at: Ints) -> tuple[Reals, Reals]:
     """(lse, delta) of queries as kernels of keys read them; at: their numbers among all."""
     if call.spec.folded:
         width = PAIR if call.spec.stats32 else STATS
-        stats = call.flat("Stats", width).load(at)
-        return -stats[:, : width // 2].sum(1) * call.real("scale"), -stats[:, width // 2 :].sum(1)
+        stats, scale = call.flat("Stats", width).load(at), call.real("scale")
+        first = stats[:, : width // 2].sum(1)
+        return (np.log2(scale) - first) * LN2 if call.spec.stats32 else -first * scale, -stats[:, width // 2 :].sum(1)
     lse = call.flat("Lse").load(at)
     known = _without_keys(call, lse) if call.spec.rank > 1 or call.spec.rules else lse
     return known, call.flat("Delta").load(at)

@@ -100,15 +100,17 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     words, here, tile = block.words, block.parts_at + TERM * term, call.spec.cols
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
     if call.spec.row_bounds:
-        low, high = _told(call, block, group, term)
+        low, high = _bounds_of_rows(call, block, group, term)
     else:
         low, high = bounds.lines(words, here + PART, _rows(block, group))
         low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
     tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // tile) * tile)
+    if not call.spec.rank:  # a list of tiles, which is where the run says that its first place is
+        tokens = (tile * words[_place(call, block, 1)[0] :][: count // tile, None] + np.arange(tile)).reshape(-1)
     return Walk(tile, count, low, np.minimum(high, count), tokens)
 
 
-def _told(call: Call, block: Block, group: int, term: int) -> tuple[Ints, Ints]:
+def _bounds_of_rows(call: Call, block: Block, group: int, term: int) -> tuple[Ints, Ints]:
     """The bounds of a group's rows in the run of a term, as an item has them; those of no row are empty."""
     spec = call.spec
     at = _range_at(call, 0, spec.terms) + 2 * spec.rows * term
@@ -165,6 +167,11 @@ def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
     return int(place), int(lane)
 
 
+def _tile_at(call: Call, block: Block, walk: Walk, place: int, j: int) -> int:
+    """The place of the box of tile j of a run that begins at a place, or whose list is there."""
+    return place + j * walk.tile if call.spec.rank else walk.tile * int(block.words[place + j])
+
+
 def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
     """The place, once the descriptor has there the tokens that tables name."""
     known = np.maximum(tokens, -1)  # before token 0 there is none
@@ -187,7 +194,7 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
         pieces = {}
         for j in range(found.begin, found.end):
             keys = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
-            at = _boxed(k_box, (place + j * walk.tile, lane), keys, "keys")
+            at = _boxed(k_box, (_tile_at(call, block, walk, place, j), lane), keys, "keys")
             pieces[j] = q @ k_box.load(batch, kv_head, *at).T * call.real("scale"), v_box.load(batch, kv_head, *at)
         if folds:
             law(found.end - found.begin >= 2, "one tile folds with itself")
@@ -318,7 +325,8 @@ def _gradients_by_boxes(call: Call, block: Block) -> None:
         for h in range(head, head + share):
             for j in range(walk.tiles):
                 _check_cut(call, walk, found, exists, j)
-                more = _tile_gradients(call, (batch, h), (places[1][0] + j * walk.tile, places[1][1]), walk, j, (k, v))
+                at = _tile_at(call, block, walk, places[1][0], j), places[1][1]
+                more = _tile_gradients(call, (batch, h), at, walk, j, (k, v))
                 dk, dv = dk + more[0], dv + more[1]
         for name, half, made in (("DK", "dk", dk * call.real("scale")), ("DV", "dv", dv)):
             if call.spec.makes in ("both", half):

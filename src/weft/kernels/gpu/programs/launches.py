@@ -43,6 +43,7 @@ from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.gpu.tables.pack import Place
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.hopper import resident
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
@@ -200,10 +201,11 @@ def _values(wave: Wave, spec: KernelSpec, problem: Problem, options: Options) ->
 
 
 def _persistent(wave: Wave, gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """A program for each processor, which takes blocks in turn."""
+    """As many programs as processors run at once, which take blocks in turn."""
     assert wave.blocks_at, "in_turns comes before"
     blocks = wave.items * wave.members
-    return (min(gpu.processors, blocks), 1, 1), {"blocks_at": wave.blocks_at, "blocks": blocks}
+    programs = gpu.processors * resident(wave.kind.tiling)
+    return (min(programs, blocks), 1, 1), {"blocks_at": wave.blocks_at, "blocks": blocks}
 
 
 def _grid(wave: Wave, first: int) -> tuple[int, int, int]:

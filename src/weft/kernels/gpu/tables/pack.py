@@ -32,7 +32,7 @@ from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
 from weft.kernels.gpu.tables.grid_ranges import with_grid_ranges
-from weft.kernels.gpu.tables.writer import Words, Writer
+from weft.kernels.gpu.tables.writer import Words, Writer, reciprocal
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
@@ -214,7 +214,7 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
         short, work = is_short(nest, items, shares_of), time_of(nest, items, shares_of)
         items = np.concatenate([items, shares_of.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(nest.parts), parts_at, words.size)
-    words = _checked(np.concatenate([words, items.reshape(-1), beside]))
+    words = checked(np.concatenate([words, items.reshape(-1), beside]))
     return NestTables(
         words, rank, tiling, place, work, formula, listed, split, _span(nest), more is not None, whole is not None,
         lines is not None, reach or grid, short, ordered,
@@ -281,16 +281,6 @@ def _bits(tokens: Ints) -> Words:
     bits = np.zeros((count + 1) * 32, np.uint8)
     bits[tokens] = 1
     return np.concatenate([np.array([count], np.int32), np.packbits(bits, bitorder="little").view(np.int32)])
-
-
-def reciprocal(step: int) -> tuple[int, int]:
-    """(inverse, digits): x // step == (2 * x * inverse) >> (32 + digits), for 0 <= x < 2^31; an inverse has 32 bits.
-
-    Rounded up, as long as what that adds to a quotient cannot reach the next one: T. Granlund, P. L. Montgomery,
-    Division by invariant integers using multiplication, 1994.
-    """
-    digits = (step - 1).bit_length()
-    return -(-(1 << (31 + digits)) // step), digits
 
 
 def _log2(size: int) -> int:
@@ -424,10 +414,10 @@ def block_tables(plan: TilePlan) -> NestTables:
     places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
     data = np.concatenate([out.all(), words])
     data[header : header + 3] = [*places, out.size]
-    return NestTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
+    return NestTables(checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
 
 
-def _checked(words: Words) -> Words:
+def checked(words: Words) -> Words:
     if words.size >= FAR:
         raise UnsupportedKernel(
             "attention on a GPU", f"its plan takes {words.size} integers", "use a shorter or more regular sequence"

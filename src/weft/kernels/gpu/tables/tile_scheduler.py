@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
-from weft.planning.families.hopper import SUMS, has_row_bounds
+from weft.planning.families.hopper import SUMS, has_row_bounds, resident
 
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
@@ -33,6 +33,7 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     """
     if not wave.kind.tiling.groups or wave.work is None or not programs:
         return wave
+    programs *= resident(wave.kind.tiling)
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
     apart = has_row_bounds(wave.kind.tiling) and wave.work.min() != wave.work.max()

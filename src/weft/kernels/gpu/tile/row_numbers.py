@@ -8,7 +8,8 @@ import triton.language as tl
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import in_three
 
-PENALTY, STATS, PAIR = (tl.constexpr(x) for x in (constants.PENALTY, constants.STATS, constants.PAIR))
+PENALTY, LOG2E = tl.constexpr(constants.PENALTY), tl.constexpr(constants.LOG2E)
+STATS, PAIR = tl.constexpr(constants.STATS), tl.constexpr(constants.PAIR)
 
 
 # Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None. stats: lse
@@ -78,7 +79,7 @@ def leave_stats(C: tl.constexpr, numbers, found, valid, scale):
     """Store -lse / scale and -delta as the kernel of dK and dV subtracts them: as a part of its products."""
     if C.stats32:
         at = numbers.stats + found.row * PAIR
-        tl.store(at, -found.lse / scale, mask=valid)
+        tl.store(at, tl.log2(scale) - found.lse * LOG2E, mask=valid)
         tl.store(at + 1, -found.delta, mask=valid)
     elif C.folded:
         of_lse, of_delta = in_three(-found.lse / scale), in_three(-found.delta)

@@ -82,6 +82,20 @@ def run_of(item, term: gl.constexpr, TERMS: gl.constexpr):
 
 
 @gluon.jit
+def tile_at(table, j, run, cfg: gl.constexpr):
+    """(place of the box of tile j of a run, its first position in the run). A list of tiles is where the run says that
+    its first place is; positions in it are tokens.
+    """
+    if cfg.listed:
+        place = gl.load(table + run.place + j) * cfg.columns
+        first = place
+    else:
+        first = j * cfg.columns
+        place = run.place + first
+    return place, first
+
+
+@gluon.jit
 def rows_seen(axis, start, r, rows, run):
     """Bounds of a block's rows r in a run; rows beyond the last one have that one's. rows: (their step, how many)."""
     pace, height = rows
