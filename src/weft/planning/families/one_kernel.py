@@ -31,8 +31,9 @@ OF_GROUPS = {
     hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690),
     hopper.LISTED: Rates(3_000, 2_820, 2_820),
 }  # fmt: skip
-# On grids, of 128 x 128 with 21 x 21 and of 256 x 256 with 80 x 80 (benchmarks/results/grids.csv, 2026-11-29T22:39).
-OF_GRIDS = Rates(10_436, 4_700, 4_700)
+# On grids by their axes, of 128 x 128 with 21 x 21, and of 30 x 48 x 80 with 18 x 24 x 24 in steps, where queries and
+# sums leave the second-level cache (benchmarks/results/grids.csv, 2026-11-29T23:09).
+OF_GRIDS = {2: Rates(10_436, 3_900, 3_900), 3: Rates(10_436, 6_340, 6_340)}
 Config: TypeAlias = tuple[Pass, Tiling]
 
 
@@ -74,7 +75,7 @@ class OneKernel:
     def _of_groups(self) -> float:
         """What the walk of warp groups takes."""
         gpu, clocks = self.keys.asked.gpu, 0.0
-        rates = OF_GRIDS if self.keys.asked.rank > 1 else OF_GROUPS[self.tiling]
+        rates = OF_GRIDS.get(self.keys.asked.rank, OF_GROUPS[self.tiling])
         for work in self.keys.works:
             clocks += (work.programs * rates.start + work.tiles * rates.full) / gpu.processors
             clocks += waiting(work, rates, 1, gpu, in_turn=True)
