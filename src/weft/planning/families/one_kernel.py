@@ -31,8 +31,8 @@ OF_GROUPS = {
     hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690),
     hopper.LISTED: Rates(3_000, 2_820, 2_820),
 }  # fmt: skip
-# On grids by their axes: fitted to 21 x 21 of 128 x 128, and to 18 x 24 x 24 of 30 x 48 x 80 in steps. On three axes
-# queries and sums leave the second-level cache (benchmarks/results/grids.csv, 2026-11-29T23:09).
+# On grids by their axes, each fitted to one problem (benchmarks/results/grids.csv, 2026-11-29T23:09). On three axes
+# queries and sums leave the second-level cache.
 OF_GRIDS = {2: Rates(10_436, 3_900, 3_900), 3: Rates(10_436, 6_340, 6_340)}
 Config: TypeAlias = tuple[Pass, Tiling]
 
