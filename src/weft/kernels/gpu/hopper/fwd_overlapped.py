@@ -69,22 +69,21 @@ def ask_sums(i, ahead, state):
 
 
 @gluon.jit
-def before_scores(j, cut, scoring, cfg: gl.constexpr):
-    """What `cut_scores` takes of tile j of a run: on a grid words of masks, which are made while scores are."""
-    known = (j,)
+def tile_at(j, cut, cfg: gl.constexpr):
+    """Where tile j of a run is: the word of its list on a grid, read before scores are waited for."""
     if cfg.axes:
-        known = grid_words(gl.load(cut.words + j), cut, scoring.columns, cfg)
-    return known
+        j = gl.load(cut.words + j)
+    return j
 
 
 @gluon.jit
-def cut_scores(x, known, cut, scoring, cfg: gl.constexpr):
-    """Scores of a tile of a run, -inf where a row does not see the key. known: see `before_scores`."""
+def cut_scores(x, at, cut, scoring, cfg: gl.constexpr):
+    """Scores of a tile of a run, -inf where a row does not see the key. at: see `tile_at`."""
+    TILE: gl.constexpr = cfg.columns
     if cfg.axes:
-        words, bit = known
+        words, bit = grid_words(at, cut, scoring.columns, cfg)
     else:
-        first = known[0] * cfg.columns
-        words, bit = mask_words(cut.low - first, cut.high - first, scoring.columns)
+        words, bit = mask_words(cut.low - at * TILE, cut.high - at * TILE, scoring.columns)
     return masked(x, words, bit, float("-inf"))
 
 
@@ -92,11 +91,10 @@ def cut_scores(x, known, cut, scoring, cfg: gl.constexpr):
 def first_tile(i, j, s, own, sums, state, scoring):
     """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
     cfg: gl.constexpr = state.cfg
-    x = ask_scores(i, own.q, state, scoring)
-    known = before_scores(j, own.cut, scoring, cfg)
-    x = warpgroup_mma_wait(0, (x,))
+    at = tile_at(j, own.cut, cfg)
+    x = warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),))
     state.tiles.release(i)
-    x = cut_scores(x, known, own.cut, scoring, cfg)
+    x = cut_scores(x, at, own.cut, scoring, cfg)
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
     return Ahead(with_weights(sums, p, cfg.row_max), in_words(p, state.v.dtype))
 
@@ -112,13 +110,13 @@ def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
     """Another one, beside the product of the one before. MASK: bounds may cut it."""
     cfg: gl.constexpr = state.cfg
     i = opaque(i)  # as in `fwd.walk`
+    at = tile_at(j, own.cut, cfg) if MASK else j
     x = ask_scores(i, own.q, state, scoring)
     acc = ask_sums(i - 1, before, state)
-    known = before_scores(j, own.cut, scoring, cfg) if MASK else (j,)
     x = warpgroup_mma_wait(1, (x,))
     state.tiles.release(i)
     if MASK:
-        x = cut_scores(x, known, own.cut, scoring, cfg)
+        x = cut_scores(x, at, own.cut, scoring, cfg)
     if cfg.row_max == "online":  # which multiplies sums
         acc = warpgroup_mma_wait(0, (acc,))
         p, sums = weights_of(x, s, with_acc(before.sums, acc), scoring, cfg.row_max)
