@@ -1,5 +1,7 @@
 """Caches that are emptied together: how much plans may hold, and what is said of it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,3 +76,19 @@ def test_a_bad_limit_is_refused_before_anything_is_forgotten(emptied, monkeypatc
     with pytest.raises(OptionError, match="WEFT_PLANS_MIB=plenty"):
         caching.grew(2 * MIB)
     assert not emptied
+
+
+def test_the_oldest_goes_and_all_go_together(emptied):
+    kept = caching.Recent(3)
+    for key in (1, 2, 3, 2, 4):
+        assert kept.keep(key, str(key)) == str(key)
+    assert kept == {2: "2", 3: "3", 4: "4"}
+    caching.clear()
+    assert not kept and emptied
+
+
+def test_several_threads_keep_no_more():
+    kept = caching.Recent(5)
+    with ThreadPoolExecutor(4) as go:
+        list(go.map(lambda key: kept.keep(key, key), range(400)))
+    assert len(kept) == 5

@@ -8,7 +8,7 @@ number of them is reached.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
 Made = TypeVar("Made")
+Key = TypeVar("Key", bound=Hashable)
 SMALL = 1 << 20  # bytes: what is less is bounded by how many are kept
 
 
@@ -50,6 +51,34 @@ def cached(maxsize: int) -> Callable[[Callable[..., Made]], _lru_cache_wrapper[M
 def emptied_by(forget: Callable[[], None]) -> None:
     """A cache of another kind, which is to be emptied with these."""
     _kept.forget.append(forget)
+
+
+class Recent(dict[Key, Made]):
+    """What was made last, at most so many things by their keys. It is looked up as a dict, and emptied with the others.
+
+    Example::
+
+        calls = Recent(256)
+        call = calls.get(key) or calls.keep(key, plan(key))
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.lock = most, Lock()
+        emptied_by(self.clear)
+
+    def keep(self, key: Key, made: Made) -> Made:
+        """Keep what was made, in place of the oldest one where there are so many."""
+        with self.lock:
+            while len(self) >= self.most and key not in self:
+                del self[next(iter(self))]
+            self[key] = made
+        return made
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self.lock:
+            super().clear()
 
 
 def clear() -> None:

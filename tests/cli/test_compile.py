@@ -24,7 +24,7 @@ from weft.score.evaluate import Rule
 from weft.settings import interpreted
 from weft.store import opened
 from weft.target import GPUS
-from weft.torch.along import told_of
+from weft.torch.along import scores_of
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 H200 = GPUS["h200"]
@@ -111,9 +111,10 @@ def test_dropout_and_a_relative_bias(asked):
         weft.causal() & weft.window(100), Problem(1, 2, 2, 1000, 1000, 16, 16, "bfloat16", "cuda"), H200
     )
     made = weft.bias.relative(torch.zeros(2, 65))
-    told = told_of(Modifiers(0.25, rules=tuple(Rule(one, made.tables, (True,)) for one in made.expressions)), plan)
-    layout = Layout((row_major((1, 2, 1000, 16)),) * 5, True, tables=told.forms)
-    program = backward_program(plan, layout, Options(0.25, score=told.score, wanted=told.wanted, deterministic=False))
+    scores = scores_of(Modifiers(0.25, rules=tuple(Rule(one, made.tables, (True,)) for one in made.expressions)), plan)
+    layout = Layout((row_major((1, 2, 1000, 16)),) * 5, True, tables=scores.forms)
+    options = Options(0.25, score=scores.score, wanted=scores.wanted, deterministic=False)
+    program = backward_program(plan, layout, options)
     assert biased[1:] == [launch.kernel.name for launch in program.launches]
 
 

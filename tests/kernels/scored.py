@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import weft
-from weft.score.dropout import Dropout, told
+from weft.score.dropout import Dropout, whole_indices
 from weft.testing.score_functions import FUNCTIONS, At
 from weft.testing.tolerance import assert_close
 from weft.torch.call import attend
@@ -57,7 +57,7 @@ class Scored:
             score.tables = tuple(own.get(id(x), x.to(device)) for x in score.tables)
             given["score"] = score
         if self.told:
-            seed = torch.from_numpy(np.append(np.int64(SEED), told(*self.told))).to(device)
+            seed = torch.from_numpy(np.append(np.int64(SEED), whole_indices(*self.told))).to(device)
             extras = Extras("", (), self.dropout, seed)
             out, lse = attend(leaves, self.pattern, (None, None), (None, None, 0, self.backend, None), True, extras)
         else:

@@ -72,7 +72,7 @@ def test_beside_dense_attention(how, dtype, options):
 
 
 def test_other_lengths_are_one_call():
-    device_documents.forget()
+    device_documents._calls.clear()
     tensors = tensors_of((LENGTHS, LENGTHS))
     first = found(tensors, "tokens first")
     other = found(tensors, "tokens first", [1, 19, 20, 0])

@@ -89,7 +89,7 @@ def test_a_pattern_that_is_written_anew_is_planned_once():
     lengths = ([5, 9], [5, 9])
     q, k, v = (x.to(DEVICE) for x in tensors_of(lengths)[:3])
     ends = torch.tensor([0, 5, 14], dtype=torch.int32, device=DEVICE)
-    device_documents.forget()
+    device_documents._calls.clear()
     sums_of_both = device_documents.Sums(ends, ends, True, (9, 9))
     chosen = device_documents.Chosen(None, None, "triton")
     view = [x.transpose(0, 1)[None] for x in (q, k, v)]

@@ -111,13 +111,13 @@ def by_groups():
         directions.append(direction)
         return group_tables_made(direction, *args)
 
-    device_documents.forget()
+    device_documents._calls.clear()
     with (
         mock.patch.object(device_documents, "_planned", forced),
         mock.patch.object(programs_of, "group_tables_made", made),
     ):
         yield directions
-    device_documents.forget()
+    device_documents._calls.clear()
 
 
 @on_a_card

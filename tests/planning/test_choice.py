@@ -178,7 +178,8 @@ def test_the_core_dozen_goes_by_tiles_and_at_wide_heads_takes_one_kernel_back_wh
     plan = plan_attention(w.make(), Problem(w.batch, w.q_heads, w.kv_heads, w.m, w.n, w.d, w.dv, w.dtype, "cuda"), GPU)
     assert plan.by_rows is None
     against = no_sums(plan.asked("dkdv"))
-    assert plan.in_one is None if against else plan.in_one is not None or w.d == 64
+    short = w.d == 64 or w.name == "na2d_128x128_k21"  # two kernels are as fast (benchmarks/results/grids.csv)
+    assert plan.in_one is None if against else plan.in_one is not None or short
 
 
 def test_rows_that_have_no_formula_go_by_tiles_and_it_says_why():

@@ -93,7 +93,7 @@ def test_profilers_are_told(name, chain):
     runtime = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[]))
     hook, ways = mock.Mock(), []
     with (
-        pretended(_hooked=bind._hooked) as launched,
+        pretended(watched=bind.watched) as launched,
         mock.patch.object(bind.knobs, "runtime", runtime),
         mock.patch(
             "tests.torch.fake_gpu.Kernel.__getitem__", lambda self, grid: lambda *_, stream: ways.append(stream)

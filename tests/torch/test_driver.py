@@ -119,7 +119,7 @@ def test_arguments_lie_where_the_kernel_reads_them(cuda):
     assert driver.function_of(kernel, 0) is function, "loaded once"
     launch = driver.launch_of(function, kinds, {}, ())
     given = [1000 + at if kind != "fp32" else at / 8 for at, kind in enumerate(kinds)]
-    start, told = launch.told((5, 6, 7), 99, given)
+    start, told = launch.invocation((5, 6, 7), 99, given)
     start(*told)
     ((handle, shape, early, memory),) = library.launches
     assert (handle, shape) == (77, ((5, 6, 7), (128, 1, 1), kernel.metadata.shared, 99))
@@ -148,7 +148,7 @@ def test_descriptors_and_launches_that_begin_early(cuda):
     assert "cuFuncSetAttribute" in library.asked, "more shared memory than needs no consent"
     with mock.patch.object(driver, "encoded", lambda box, facts, address: bytes([address % 251]) * driver.DESCRIPTOR):
         made = driver.launch_of(function, kinds, boxes, kernel.metadata.tensordesc_meta)
-        start, told = made.told(launch.grid, 0, [at + 1 for at in range(len(kinds))])
+        start, told = made.invocation(launch.grid, 0, [at + 1 for at in range(len(kinds))])
     start(*told)
     (_, shape, _, memory) = library.launches[0]
     assert shape[1] == (function.threads, 1, 1)

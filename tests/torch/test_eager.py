@@ -224,7 +224,7 @@ def test_patterns_that_come_and_go():
 
 def test_few_calls_are_kept():
     tensors = qkv(3)
-    with mock.patch.object(eager, "KEPT", 8), mock.patch.dict(eager._calls, clear=True):
+    with mock.patch.object(eager._calls, "most", 8), mock.patch.dict(eager._calls, clear=True):
         for left in range(30):
             weft.attention(*tensors, weft.window(left=left))
             assert len(eager._calls) <= 8
@@ -237,7 +237,11 @@ def test_threads():
     def one(i):
         return torch.equal(weft.attention(*tensors, weft.window(left=i % 8)), expected[i % 8])
 
-    with mock.patch.object(eager, "KEPT", 3), mock.patch.dict(eager._calls, clear=True), ThreadPoolExecutor(4) as go:
+    with (
+        mock.patch.object(eager._calls, "most", 3),
+        mock.patch.dict(eager._calls, clear=True),
+        ThreadPoolExecutor(4) as go,
+    ):
         assert all(go.map(one, range(200)))
 
 

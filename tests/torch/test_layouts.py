@@ -357,7 +357,7 @@ def test_the_hint_is_told_once():
 
 
 def test_patterns_whose_grid_was_compared_are_few():
-    with mock.patch.object(layouts, "KEPT", 4), mock.patch.dict(layouts._compared, clear=True):
+    with mock.patch.object(layouts._compared, "most", 4), mock.patch.dict(layouts._compared, clear=True):
         for left in range(9):
             mask = weft.product([weft.window(left), weft.full()], (5, 6))
             weft.attention(*(laid_out(t, "bshd", (5, 6)) for t in qkv(M)), mask, layout="bshd")

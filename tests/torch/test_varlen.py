@@ -315,7 +315,7 @@ def test_packed_once():
         assert asked.call_count == 1
         weft.varlen_attention(q, k, v, sums(QUERIES[::-1]), sums(KEYS[::-1]), pattern)
         assert asked.call_count == 2
-    with mock.patch.object(varlen, "KEPT", 3), mock.patch.dict(varlen._packed, clear=True):
+    with mock.patch.object(varlen._packed, "most", 3), mock.patch.dict(varlen._packed, clear=True):
         for last in range(6):
             lengths = [*QUERIES[:-1], 0, last]
             q, k, v = tokens(lengths, lengths)

@@ -178,7 +178,7 @@ CALLS = {
     "listed tokens": Call(weft.longformer(64) | weft.global_tokens([0, 77, 500, 501])),
     "random blocks": Call(weft.random_blocks(64, 3, seed=1), dims=(96, 96)),
     "2-D": square(weft.neighborhood((32, 40), (9, 11)), length=1280, dims=(128, 128)),
-    "2-D, by groups": square(weft.neighborhood((96, 96), (41, 41)), length=9216, dims=(128, 128), heads=(8, 8)),
+    "2-D, by groups": square(weft.neighborhood((96, 96), (61, 61)), length=9216, dims=(128, 128), heads=(8, 8)),
     "2-D, ungrouped": square(weft.neighborhood((32, 40), (9, 11)), length=1280, heads=(4, 4)),
     "3-D": square(weft.neighborhood((8, 12, 16), (3, 5, 5), dilation=(1, 2, 1)), length=1536),
     "two terms, by groups": Call(

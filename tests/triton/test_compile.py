@@ -16,7 +16,10 @@ import pytest
 import triton
 from tests.tiers import sample
 
+import weft
 from weft.kernels.gpu.compile.load import compile_for
+from weft.kernels.gpu.programs.backward import summing_program
+from weft.planning.attention_plan import plan_attention
 from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
@@ -26,9 +29,12 @@ from .specs import (
     DIRECTIONS,
     SHORT,
     WITH_MORE,
+    Call,
     card,
     gradients_of,
     has_room_for_dq,
+    layout_of,
+    options_of,
     ordinary,
     specs_towards,
 )
@@ -97,7 +103,6 @@ INSIDE = {
     *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere", "longformer, packed")),
     *((direction, "rows anywhere, 192, softcap, alibi") for direction in ("forward", "dq", "keys")),
     *(("keys", call) for call in ("two terms, listed bounds", "longformer, one token")),
-    ("one kernel", "2-D, by groups"),  # bounds of rows, which masks of every tile take
     *(("forward", call) for call in ("window, 256", "window, 256, by groups")),  # in the loop of rows that go again
     *CROWDED.get(VERSION, CROWDED[3, 7]),
 }
@@ -167,7 +172,7 @@ def compiled_here():
     """The KernelSpecs that tests of this file compile, but for what is wide."""
     for target, direction, call in narrow_cases():
         yield from specs_towards(CALLS[call], direction, target)
-    for call in BY_WALKS.values():
+    for call in (*BY_WALKS.values(), OF_BLOCKS):
         yield from specs_of_call(call, card("sm_90"))
     yield from (replace(gradients_of(SHORT)[0], **wanted) for wanted in WALKS)
 
@@ -258,6 +263,25 @@ def test_sparse_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
         assert taken.shared <= SHARED["sm_90"] * 1024
         assert spec.direction == "reduce_partials" or taken.registers == spec.registers == 168
         check_spilled(f"sm_90-{spec.direction}-short window", taken.spilled)
+
+
+OF_BLOCKS = Call(weft.random_blocks(64, 3), 1024, 1024, (128, 128), heads=(4, 2))  # a list of whole blocks
+RESERVED = 1024  # bytes of shared memory that a program takes beside its own
+
+
+@pytest.mark.more
+def test_two_programs_of_a_list_of_blocks_fit_side_by_side(tmp_path, monkeypatch):
+    """Registers of a program are eight warps' at most; nothing spills inside a loop but what is known."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    plan = plan_attention(OF_BLOCKS.pattern, OF_BLOCKS.problem(), card("sm_90"))
+    gradients = summing_program(plan, layout_of(OF_BLOCKS, "gradients"), options_of(OF_BLOCKS))
+    specs = [*specs_towards(OF_BLOCKS, "forward"), gradients.launches[-1].spec]
+    assert [spec.direction for spec in specs if spec.groups == 1] == ["forward", "dkdv"]
+    forward, gradients = compile_one("sm_90", specs)
+    for taken in (forward, gradients):
+        assert 2 * (taken.shared + RESERVED) <= (SHARED["sm_90"] + 1) * 1024
+        assert taken.registers == 128 and taken.waits < 0.2
+    assert forward.inside == 0 and gradients.inside <= 5
 
 
 @pytest.mark.more

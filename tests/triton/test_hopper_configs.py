@@ -1,12 +1,18 @@
 """What forwards of configurations that a call names take of a card, read from their machine code."""
 
+from math import prod
+
 import pytest
 
 import weft
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import specs_of
+from weft.kernels.gpu.layout import Layout, Options
+from weft.kernels.gpu.program import row_major
+from weft.kernels.gpu.programs.backward import backward_program
+from weft.kernels.gpu.programs.forward import forward_program
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import CONFIGS, WIDE
+from weft.planning.families.hopper import CONFIGS, SUMMED, WIDE
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 
@@ -48,3 +54,23 @@ def test_named_configurations_fit(d, dtype, tiling):
     assert takes.inside == 0
     assert takes.waits < ONE_BY_ONE
     assert takes.shared <= SHARED["sm_90"] * 1024
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("shape, size", [((128, 128), (31, 31)), ((16, 32, 32), (8, 12, 12))], ids=str)
+def test_kernels_of_grids_fit(shape, size):
+    """The forward spills nothing inside a loop. All gradients do: what rows see is read for masks of every tile."""
+    from weft.kernels.gpu.compile import compiler
+
+    tokens = prod(shape)
+    problem = Problem(1, 16, 16, tokens, tokens, 128, 128, "bfloat16")
+    plan = plan_attention(weft.neighborhood(shape, size), problem, card("sm_90"), (("dkdv", SUMMED),))
+    strides, options = row_major((1, 16, tokens, 128)), Options(1.0, deterministic=False)
+    (forward,) = forward_program(plan, Layout((strides,) * 3, True), options).launches
+    *_, gradients = backward_program(plan, Layout((strides,) * 5, True), options).launches
+    for launch, most in ((forward, 0), (gradients, 48)):
+        assert launch.spec.boxes
+        takes = resources(compiler.compile_for(launch.kernel, TARGETS["sm_90"]), "sm_90")
+        assert takes.inside <= most
+        assert takes.waits < ONE_BY_ONE
+        assert takes.shared <= SHARED["sm_90"] * 1024

@@ -16,7 +16,7 @@ from weft.planning.problem import Problem
 from weft.score.evaluate import Rule
 from weft.settings import interpreted
 from weft.target import GPU
-from weft.torch.along import told_of
+from weft.torch.along import scores_of
 
 from .resources import TARGETS, innermost, resources
 
@@ -30,8 +30,8 @@ def kernels(learns=False, **asked):
     if learns is not None:
         bias = weft.bias.relative(torch.zeros(HEADS, 513))
         rules = tuple(Rule(one, bias.tables, (learns,)) for one in bias.expressions)
-        told = told_of(Modifiers(1.0, rules=rules), plan)
-        asked |= {"score": told.score, "tables": told.forms, "wanted": told.wanted}
+        scores = scores_of(Modifiers(1.0, rules=rules), plan)
+        asked |= {"score": scores.score, "tables": scores.forms, "wanted": scores.wanted}
     found = {}
     for source in kernels_of(plan, Asked(**asked)):
         kernel = compiler.compile_for(source, TARGETS["sm_90"])

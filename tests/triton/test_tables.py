@@ -14,7 +14,7 @@ from weft.kernels.gpu.configure import wave_specs
 from weft.kernels.gpu.programs import launches
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.batches import plan_waves
-from weft.kernels.gpu.tables.pack import reciprocal
+from weft.kernels.gpu.tables.writer import reciprocal
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling

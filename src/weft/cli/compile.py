@@ -194,23 +194,23 @@ def _kernels(call: Call, card: Gpu, also: frozenset[str]) -> list[Source]:
     said: dict[str, Any] = {name.replace("-", "_"): name in flags for name in FLAGS}
     gradients, biased = not said.pop("forward_only"), said.pop("relative_bias")
     plan = plan_attention(call.pattern, call.problem, card)
-    told = _relative_bias(plan) if biased else {}
-    return kernels_of(plan, Asked(gradients=gradients, **said, **told))
+    scores = _relative_bias(plan) if biased else {}
+    return kernels_of(plan, Asked(gradients=gradients, **said, **scores))
 
 
 def _relative_bias(plan: AttentionPlan) -> dict[str, Any]:
-    """What kernels are told of one; its length is a number that they are told."""
+    """What kernels take of one; its length is a number that a launch gives."""
     import torch
 
     from weft import bias
     from weft.kernels.options import Modifiers
     from weft.score.evaluate import Rule
-    from weft.torch.along import told_of
+    from weft.torch.along import scores_of
 
     made = bias.relative(torch.zeros(plan.problem.q_heads, 3))
     rules = tuple(Rule(one, made.tables, (True,)) for one in made.expressions)
-    told = told_of(Modifiers(1.0, rules=rules), plan)
-    return {"score": told.score, "tables": told.forms, "wanted": told.wanted}
+    scores = scores_of(Modifiers(1.0, rules=rules), plan)
+    return {"score": scores.score, "tables": scores.forms, "wanted": scores.wanted}
 
 
 def _filled(sources: list[Source], card: Gpu, jobs: int | None) -> Filled:

@@ -169,7 +169,7 @@ class Prepared:
         if launch is None:
             return None
         values = [x.data_ptr() if isinstance(x, Tensor) else x for x in (getattr(x, "base", x) for _, x in told)]
-        return Started(*launch.told((*self.grid, 1, 1), stream, values), launch)
+        return Started(*launch.invocation((*self.grid, 1, 1), stream, values), launch)
 
     def reads_only(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all that it reads and writes lies in the memory of these tensors and its results."""

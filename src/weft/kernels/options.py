@@ -20,7 +20,7 @@ ACCUMULATE = {
 @dataclass(frozen=True, eq=False)
 class Dropping:
     """rate: the share of weights that is dropped. seed: one int64 number in a tensor, of a part of a sequence followed
-    by `weft.score.dropout.told`, where the law is too.
+    by `weft.score.dropout.whole_indices`, where the law is too.
     """
 
     rate: float

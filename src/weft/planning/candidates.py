@@ -31,7 +31,7 @@ def may_win(direction: Direction, tiling: Tiling, pattern: Pattern, problem: Pro
     asked = Pass(direction, _rows(direction, pattern, problem), problem, gpu)
     if tiling in _limited(asked, legal(direction, problem, asked.rank, gpu)):
         return True
-    families = [family for family in TILED[direction] if not family.reasons_against(asked)]
+    families = [family for family in TILED if not family.reasons_against(asked)]
     found = {one for family in families for ways in family.configs(asked) for one, _ in ways}
     return tiling in _limited(asked, tuple(found))
 

@@ -28,9 +28,7 @@ Fixed: TypeAlias = tuple[tuple[Direction, Tiling], ...]  # tilings that somebody
 Asked = TypeVar("Asked")
 Found = TypeVar("Found", bound=Alternative)
 Beside: TypeAlias = tuple[Family[InTiles, Alternative], ...]
-TILED: dict[Direction, tuple[Family[Pass, Tiled], ...]] = {
-    "forward": (tile, hopper), "dq": (tile, hopper), "dkdv": (tile, hopper),
-}  # fmt: skip
+TILED: tuple[Family[Pass, Tiled], ...] = (tile, hopper)
 FORWARDS: Beside = (split_kv,)
 BACKWARDS: Beside = (fused_backward, one_kernel)
 
@@ -73,7 +71,7 @@ def weigh(asked: Asked, families: Sequence[Family[Asked, Found]]) -> Decision[Fo
 
 def tilings(asked: Pass, tiling: Tiling | None = None) -> Decision[Tiled]:
     """How one direction is tiled. tiling: what somebody asked for."""
-    return weigh(asked, TILED[asked.direction]) if tiling is None else Decision((asked.alike(tiling),))
+    return weigh(asked, TILED) if tiling is None else Decision((asked.alike(tiling),))
 
 
 def beside_tiles(asked: InTiles, families: Beside, fixed: bool) -> Decision[Alternative]:

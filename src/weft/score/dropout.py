@@ -11,7 +11,7 @@ counter counts such groups, and the bits that tell their pairs apart choose word
     word    = (bit 3 of q) * 2 + (bit 3 of k);  half = bit 0 of k, 0 the low one
     kept    = half-word >= round(rate * 2^16)
 
-Ranks that hold parts of one sequence draw by the indices of the whole: `told` writes these behind the seed.
+Ranks that hold parts of one sequence draw by the indices of the whole: `whole_indices` writes these behind the seed.
 
 The key is the seed, its low and its high 32 bits. Kept weights are divided by the share that is kept, exactly.
 """
@@ -43,7 +43,7 @@ def scale(rate: float) -> float:
     return STEPS / (STEPS - threshold(rate))
 
 
-def told(head: int, q: Any, k: Any) -> NDArray[np.int64]:
+def whole_indices(head: int, q: Any, k: Any) -> NDArray[np.int64]:
     """What follows the seed of a part: its first head, and the numbers of its queries (M,) and keys (N,) in the whole.
     Both ascend, but for keys that nobody sees.
     """

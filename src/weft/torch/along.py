@@ -32,8 +32,8 @@ BESIDE = 256  # distances on either side that tiles reach beyond the last token;
 MOST = 1 << 22  # numbers of one table: longer ones are read where they are
 
 
-class Told(NamedTuple):
-    """Score functions as kernels are told of them: text, tables, their forms, which gradients are wanted."""
+class Scores(NamedTuple):
+    """Score functions as kernels take them: text, tables, their forms, which gradients are wanted."""
 
     score: str = ""
     tables: tuple[torch.Tensor, ...] = ()
@@ -41,12 +41,12 @@ class Told(NamedTuple):
     wanted: tuple[bool, ...] = ()
 
 
-def as_they_are(how: Modifiers) -> Told:
+def as_they_are(how: Modifiers) -> Scores:
     """Score functions with the tables that a call gave."""
     tables = tuple(x for rule in how.rules for x in rule.tables)
     wanted = tuple(bool(w) for rule in how.rules for w in rule.wanted or (False,) * len(rule.tables))
     forms = tuple(_form(x, False) for x in tables)
-    return Told(
+    return Scores(
         SEPARATOR.join(written(rule.expression) for rule in how.rules), tables, forms, wanted if any(wanted) else ()
     )
 
@@ -66,10 +66,10 @@ class Rewritten(NamedTuple):
     sources: tuple[tuple[int, Ref | None], ...]
 
 
-def told_of(how: Modifiers, plan: AttentionPlan) -> Told:
-    """What kernels of a plan are told. Reads are numbered as in the functions themselves."""
+def scores_of(how: Modifiers, plan: AttentionPlan) -> Scores:
+    """What kernels of a plan take. Reads are numbered as in the functions themselves."""
     if not how.rules:
-        return Told()
+        return Scores()
     texts: list[str] = []
     tables: list[torch.Tensor] = []
     forms: list[TableForm] = []
@@ -87,7 +87,7 @@ def told_of(how: Modifiers, plan: AttentionPlan) -> Told:
             tables.append(table)
             forms.append(_form(table, read is not None))
             wanted.append(bool(rule.wanted and rule.wanted[number]))
-    return Told(SEPARATOR.join(texts), tuple(tables), tuple(forms), tuple(wanted) if any(wanted) else ())
+    return Scores(SEPARATOR.join(texts), tuple(tables), tuple(forms), tuple(wanted) if any(wanted) else ())
 
 
 @dataclass(frozen=True)

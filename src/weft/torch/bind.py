@@ -104,8 +104,8 @@ class Bound:
             CAPTURED.add(self)
         made = self._made()
         key = (self.stream(self.gpu), *at, *map(ADDRESS, made))  # type: ignore[misc]
-        for start, told in self.kept.get(key) or self._told(key):
-            start(*told)
+        for start, arguments in self.kept.get(key) or self._invocations(key):
+            start(*arguments)
         return made[: len(self.outputs)]
 
     def at_addresses(self, at: list[int]) -> list[torch.Tensor] | None:
@@ -120,11 +120,11 @@ class Bound:
             return [EMPTY(*one) for one in self.made]
         return [torch.empty_strided(*one[:2], dtype=one[2], device=self.device) for one in self.made]
 
-    def _told(self, key: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
-        """What starts each launch, and all that it is told; found by stream and addresses from now on."""
+    def _invocations(self, key: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
+        """What starts each launch, and the arguments of that; found by stream and addresses from now on."""
         stream, *addresses = key
         values = (*addresses, *self.constants)
-        found = [step.told(values, stream) for step in self.steps if isinstance(step, Started)]
+        found = [step.invocation(values, stream) for step in self.steps if isinstance(step, Started)]
         if len(self.kept) >= KEPT:
             self.kept.clear()
         self.kept[key] = found
@@ -191,15 +191,15 @@ class Started:
         """Whether it goes past kernel[grid], with descriptors that are found by addresses."""
         return self.way is not None and self.way.finds_addresses
 
-    def told(self, values: tuple[Any, ...], stream: int) -> tuple[Any, tuple[Any, ...]]:
-        """What starts it, and all that this is told."""
+    def invocation(self, values: tuple[Any, ...], stream: int) -> tuple[Any, tuple[Any, ...]]:
+        """What starts it, and the arguments of that."""
         assert self.way is not None
-        return self.way.told(self.grid, stream, self.pick(values))
+        return self.way.invocation(self.grid, stream, self.pick(values))
 
     def __call__(self, tensors: list[torch.Tensor], values: tuple[Any, ...], stream: int, hooked: bool) -> None:
         if self.way is not None and not hooked:
-            start, told = self.told(values, stream)
-            start(*told)
+            start, arguments = self.invocation(values, stream)
+            start(*arguments)
             return
         mine = self.pick(values)
         on_stream = {} if self.way is None and not stream else {"stream": stream}

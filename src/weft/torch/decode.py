@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.kernels.backend import choose
 from weft.kernels.cpu import flash
 from weft.kernels.cpu import rows as rows_by_formula
@@ -42,8 +41,7 @@ class Found:
         return self.step is None or keys <= self.step.capacity
 
 
-_found: dict[Hashable, Found] = {}
-_lock = Lock()
+_found: Recent[Hashable, Found] = Recent(KEPT)
 
 
 def key_of(tensors: Any, mask: Pattern, rows: Any, options: tuple[Any, ...]) -> Any:
@@ -94,20 +92,7 @@ def prepare(key: Any, tensors: Tensors, mask: Pattern, rows: Rows, options: tupl
     Raises what plans and backends refuse.
     """
     made = Found(mask, _step(tensors, mask, rows, options))
-    with _lock:
-        if len(_found) >= KEPT and key not in _found:
-            del _found[next(iter(_found))]
-        _found[key] = made
-    return made
-
-
-def forget() -> None:
-    """All steps."""
-    with _lock:
-        _found.clear()
-
-
-emptied_by(forget)
+    return _found.keep(key, made)
 
 
 def _step(tensors: Tensors, mask: Pattern, rows: Rows, options: tuple[Any, ...]) -> Any:

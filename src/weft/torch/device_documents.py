@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 from torch.compiler import is_compiling
 
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.errors import InputError, UnsupportedError
 from weft.kernels.backend import choose
 from weft.kernels.gpu.documents.spec import known
@@ -77,17 +76,7 @@ class Chosen(NamedTuple):
     deterministic: bool = True
 
 
-_calls: dict[Hashable, Call] = {}
-_lock = Lock()
-
-
-def forget() -> None:
-    """All calls."""
-    with _lock:
-        _calls.clear()
-
-
-emptied_by(forget)
+_calls: Recent[Hashable, Call] = Recent(KEPT)
 
 
 def attention(
@@ -227,12 +216,7 @@ def call_of(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: 
     choose(chosen.backend, problem)
     scale = problem.d**-0.5 if chosen.scale is None else chosen.scale
     plan, documents = _planned(pattern, problem, sums, chosen.backend)
-    call = Call(plan, replace(documents, paged=paged), Modifiers(scale, chosen.softcap))
-    with _lock:
-        if len(_calls) >= KEPT:
-            del _calls[next(iter(_calls))]
-        _calls[key] = call
-    return call
+    return _calls.keep(key, Call(plan, replace(documents, paged=paged), Modifiers(scale, chosen.softcap)))
 
 
 def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tuple[AttentionPlan, Documents]:

@@ -215,10 +215,10 @@ class Launch:
         self.count = len(function.parameters) - beside  # of arguments, a descriptor as one, and of spare ones
         self.configs: dict[tuple[Any, ...], Any] = {}
 
-    def told(
+    def invocation(
         self, grid: tuple[int, int, int], stream: int, mine: Sequence[Any]
     ) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """What starts it, and all that this is told."""
+        """What starts it, and the arguments of that."""
         if not all(grid):
             return _nothing, ()
         values = self._encoded(mine) if self.encoders else mine

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
@@ -111,8 +110,7 @@ class Call:
 
 
 # ---- the key of a call -----------------------------------------------------------------------------------------------
-_calls: dict[Hashable, Call] = {}
-_lock = Lock()
+_calls: Recent[Hashable, Call] = Recent(KEPT)
 
 
 def key_of(q: Tensor, k: Tensor, v: Tensor, mask: Pattern, rows: tuple[Any, Any], options: tuple[Any, ...]) -> Any:
@@ -162,20 +160,7 @@ def prepare(key: Any, problem: Problem, mask: Pattern, options: Options) -> Call
     plan, backend = compiled(mask, problem, options.backend)
     how = replace(modifiers(plan, options), alibi=None)
     made = Call(mask, options.backend, plan, backend.load(), how)
-    with _lock:
-        if len(_calls) >= KEPT:
-            del _calls[next(iter(_calls))]
-        _calls[key] = made
-    return made
-
-
-def forget() -> None:
-    """All calls."""
-    with _lock:
-        _calls.clear()
-
-
-emptied_by(forget)
+    return _calls.keep(key, made)
 
 
 # ---- autograd --------------------------------------------------------------------------------------------------------

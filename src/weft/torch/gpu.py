@@ -27,7 +27,7 @@ from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan
 from weft.score.text import SEPARATOR, written
-from weft.torch.along import Told, as_they_are, told_of
+from weft.torch.along import Scores, as_they_are, scores_of
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.card import card_of
 from weft.torch.device_tables import is_capturing
@@ -50,9 +50,9 @@ def forward(
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     rows = [x for x in (sinks, slopes) if x is not None]
-    layout, options, told = _told(plan, how, layout_of(qkv, sinks=sinks, slopes=slopes), options_of(how, plan))
+    layout, options, scores = _with_scores(plan, how, layout_of(qkv, sinks=sinks, slopes=slopes), options_of(how, plan))
     bound = bound_forward(plan, layout, options._replace(wanted=()), qkv[0].device)
-    out, lse = bound((*qkv, *rows, *told.tables, *seed_of(how)))
+    out, lse = bound((*qkv, *rows, *scores.tables, *seed_of(how)))
     return out, lse
 
 
@@ -73,10 +73,10 @@ def backward(
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     tensors, options = (*saved, out, dout), options_of(how, plan)
     options = options._replace(deterministic=deterministic, with_delta=with_delta)
-    layout, options, told = _told(plan, how, layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes), options)
+    layout, options, scores = _with_scores(plan, how, layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes), options)
     bound = bound_backward(plan, layout, options, dout.device)
     dq, dk, dv, *rest = bound(
-        (*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *told.tables, *seed_of(how))
+        (*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *scores.tables, *seed_of(how))
     )
     names = [slot.name for slot in bound.outputs[3:]]
     found = dict(zip(names, rest, strict=True))
@@ -85,13 +85,15 @@ def backward(
     return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(own, tables_of(how), sums, plan)
 
 
-def _told(plan: AttentionPlan, how: Modifiers, layout: Layout, options: Options) -> tuple[Layout, Options, Told]:
-    """Layout and options with score functions as the kernels are told of them that the call takes."""
-    told = as_they_are(how)
-    whole = layout._replace(tables=told.forms), options._replace(wanted=told.wanted)
+def _with_scores(
+    plan: AttentionPlan, how: Modifiers, layout: Layout, options: Options
+) -> tuple[Layout, Options, Scores]:  # fmt: skip
+    """Layout and options with score functions as kernels of the call take them."""
+    scores = as_they_are(how)
+    whole = layout._replace(tables=scores.forms), options._replace(wanted=scores.wanted)
     if how.rules and not select.by_components(plan, *whole):
-        told = told_of(how, plan)
-    return layout._replace(tables=told.forms), options._replace(score=told.score, wanted=told.wanted), told
+        scores = scores_of(how, plan)
+    return layout._replace(tables=scores.forms), options._replace(score=scores.score, wanted=scores.wanted), scores
 
 
 def ready_forward(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.acsr.steady import why_unsteady
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.errors import InputError, UnsupportedError
 from weft.kernels.backend import choose
 from weft.pattern.algebra import Pattern
@@ -153,17 +152,7 @@ class Known:
     run: Run
 
 
-_known: dict[Hashable, Known] = {}
-_lock = Lock()
-
-
-def forget() -> None:
-    """All calls."""
-    with _lock:
-        _known.clear()
-
-
-emptied_by(forget)
+_known: Recent[Hashable, Known] = Recent(KEPT)
 
 
 def _key_of(caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> Hashable:
@@ -197,12 +186,7 @@ def _prepare(key: Hashable, caches: Caches, mask: Any, counts: _Counts, given: d
         run = _on_gpu(plan, caches, counts, {**given, "scale": scale})
     else:
         run = partial(_on_cpu, plan, Scores(scale, given["softcap"]))
-    made = Known(mask, run)
-    with _lock:
-        if len(_known) >= KEPT:
-            del _known[next(iter(_known))]
-        _known[key] = made
-    return made
+    return _known.keep(key, Known(mask, run))
 
 
 def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any]) -> Run:
@@ -214,11 +198,11 @@ def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any
     k, table = caches[1], counts.block_table
     first = counts.tensors[0]
     offset, window = counts.offset is not None, counts.window is not None
-    told = Counts(COUNTS[first.dtype], first.numel() > 1, counts.ring, offset, window)
-    cache = Cache(k.shape[2], told)
+    asked = Counts(COUNTS[first.dtype], first.numel() > 1, counts.ring, offset, window)
+    cache = Cache(k.shape[2], asked)
     if table is not None:
         length = table.shape[1] * k.shape[2]
-        cache = Cache(length, told._replace(page=k.shape[2]), k.shape[0], (table.stride(0), 1))
+        cache = Cache(length, asked._replace(page=k.shape[2]), k.shape[0], (table.stride(0), 1))
     layout = layout_of(caches, sinks=given["sinks"], slopes=given["alibi_slopes"])
     bound = bind_cache(plan, layout, Options(given["scale"], given["softcap"]), cache, k.device)
 

@@ -83,15 +83,15 @@ def _encoded(box: Box, about: Any, address: int) -> Values:
 
 
 class Way(Protocol):
-    """How a kernel is launched past kernel[grid]. finds_addresses: whether what it is told can be kept by addresses."""
+    """How a kernel is launched past kernel[grid]. finds_addresses: whether its invocation can be kept by addresses."""
 
     @property
     def finds_addresses(self) -> bool: ...
 
-    def told(
+    def invocation(
         self, grid: tuple[int, int, int], stream: int, mine: Sequence[Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """What starts it, and all that this is told. mine: its arguments, of descriptors their addresses."""
+        """What starts it, and the arguments of that. mine: its arguments, of descriptors their addresses."""
         ...
 
 
@@ -110,10 +110,10 @@ class Direct(NamedTuple):
         """Whether descriptors are found by addresses."""
         return not self.boxes or self.encoders is not None
 
-    def told(
+    def invocation(
         self, grid: tuple[int, int, int], stream: int, mine: Sequence[Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """What starts it, and all that this is told."""
+        """What starts it, and the arguments of that."""
         if self.boxes:
             mine = placed(self.boxes, mine) if self.encoders is None else self._encoded(mine, self.encoders)
         return self.start, (*grid, stream, *self.handles, *mine)
@@ -132,7 +132,7 @@ def placed(boxes: Mapping[int, Box], mine: Sequence[Any]) -> list[Any]:
 
 
 def _address(x: Any) -> int:
-    """Of a tensor, or as it was told."""
+    """Of a tensor, or as it was given."""
     return x.data_ptr() if isinstance(x, torch.Tensor) else x
 
 
@@ -143,8 +143,8 @@ def direct(kernel: Any, boxes: Mapping[int, Box]) -> Direct | None:
     if not triton.__version__.startswith(VERSIONS):
         return None
     launcher = kernel.run  # loads it, and only then there is a function
-    told = kernel.packed_metadata, None, None, None  # and hooks: what they are told, on entering, on leaving
-    plain, early = Direct(launcher, (kernel.function, *told), boxes), triton.__version__.startswith("3.6.")
+    hooks = kernel.packed_metadata, None, None, None  # for profilers: their data, on entering, on leaving
+    plain, early = Direct(launcher, (kernel.function, *hooks), boxes), triton.__version__.startswith("3.6.")
     if not _is_bare(launcher) or not (early or boxes):
         return plain
     start, encoders = launcher.launch, None
@@ -156,8 +156,8 @@ def direct(kernel: Any, boxes: Mapping[int, Box]) -> Direct | None:
         encoders = tuple(Encoder(box, facts) for box, facts in zip(boxes.values(), inner[1], strict=True))
     first = kernel.function, False, launcher.launch_pdl  # whether programs wait for each other, and for other launches
     if early:
-        return Direct(start, (*first, None, None, *told), boxes, encoders)
-    handles = *first, *told, None, None, launcher.arg_annotations, launcher.kernel_signature
+        return Direct(start, (*first, None, None, *hooks), boxes, encoders)
+    handles = *first, *hooks, None, None, launcher.arg_annotations, launcher.kernel_signature
     return Direct(lambda x, y, z, stream, *given: start(x, y, z, stream, *handles, given), (), boxes, encoders)
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import pairwise
-from threading import Lock
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.errors import InputError, LengthError, OptionError, WeftError
 from weft.pattern.algebra import Call, Operator, Pattern
 from weft.pattern.arguments import axes, library
@@ -137,8 +136,7 @@ def _wrong(layout: str, wrong: str, cure: str) -> None:
 
 
 # ---- a pattern's grid and a tensor's ---------------------------------------------------------------------------------
-_compared: dict[Hashable, Pattern] = {}  # the pattern is kept, so that no other one takes its id
-_lock = Lock()
+_compared: Recent[Hashable, Pattern] = Recent(KEPT)  # the pattern is kept, so that no other one takes its id
 
 
 def on_grid_of(mask: Any, view: View) -> Any:
@@ -150,14 +148,8 @@ def on_grid_of(mask: Any, view: View) -> Any:
     key = (id(mask), view.grid, view.key_grid)
     if _compared.get(key) is None:
         _compare(mask, view.grid, view.key_grid)
-        with _lock:
-            if len(_compared) >= KEPT:
-                _compared.clear()
-            _compared[key] = mask
+        _compared.keep(key, mask)
     return mask
-
-
-emptied_by(_compared.clear)
 
 
 @library

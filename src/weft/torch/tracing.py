@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.errors import OptionError
 from weft.score import Score
 from weft.score.tracer import traced
@@ -59,17 +58,7 @@ class _Known(NamedTuple):
     held: tuple[Any, ...]
 
 
-_known: dict[tuple[Any, ...], _Known] = {}
-_lock = Lock()
-
-
-def forget() -> None:
-    """All functions."""
-    with _lock:
-        _known.clear()
-
-
-emptied_by(forget)
+_known: Recent[tuple[Any, ...], _Known] = Recent(KEPT)
 
 
 def score_of(function: Any, *, own: bool = False) -> Score:
@@ -95,10 +84,7 @@ def _keep(key: tuple[Any, ...], found: Fingerprint, made: Score) -> None:
     if not all(id(x) in number for x in made.tables):
         return
     places = tuple(number[id(x)] for x in made.tables)
-    with _lock:
-        while len(_known) >= KEPT:
-            _known.pop(next(iter(_known)), None)
-        _known[key] = _Known(made.text, made.name, places, tuple(map(ref, found.tensors)), found.held)
+    _known.keep(key, _Known(made.text, made.name, places, tuple(map(ref, found.tensors)), found.held))
 
 
 def _is_numpy(value: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from weft.acsr.packed import intervals_of, packed
-from weft.caching import emptied_by
+from weft.caching import Recent
 from weft.errors import AlignmentError, InputError, PatternError, UnsupportedError, WeftError
 from weft.kernels.backend import choose
 from weft.pattern.algebra import Call, Operator, Pattern, Shift
@@ -201,17 +200,7 @@ class _Work:
     rows: list[Pattern] = field(default_factory=list)
 
 
-_packed: dict[Hashable, _Work] = {}
-_lock = Lock()
-
-
-def forget() -> None:
-    """All that was packed."""
-    with _lock:
-        _packed.clear()
-
-
-emptied_by(forget)
+_packed: Recent[Hashable, _Work] = Recent(KEPT)
 
 
 def _key(asked: Asked, q: Any, k: Any) -> Hashable:
@@ -250,12 +239,7 @@ def _packing(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
     check_documents(mask, queries, keys, same)
     found = _Work(mask, queries.tolist(), keys.tolist(), _whole(mask, queries, keys, same))
     key = _key(asked, tensors[0], tensors[1])
-    if key is not None:
-        with _lock:
-            if len(_packed) >= KEPT:
-                del _packed[next(iter(_packed))]
-            _packed[key] = found
-    return found
+    return found if key is None else _packed.keep(key, found)
 
 
 def lengths_of(side: str, sums: Any, tokens: int | None, most: int | None) -> Ints:

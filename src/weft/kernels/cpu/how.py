@@ -19,11 +19,11 @@ ALIBI = "score - abs(q + shift - k) * real0[h]"
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Dropout of weights: its rate and its seed. told: of a part of a sequence, as `weft.score.dropout.told` has it."""
+    """Dropout of weights: its rate and its seed. part: see `weft.score.dropout.whole_indices`."""
 
     rate: float
     seed: int
-    told: np.ndarray | None = None
+    part: np.ndarray | None = None
 
     @staticmethod
     def of(given: Dropping) -> Kept:
@@ -34,9 +34,9 @@ class Kept:
     def whole(self, heads: Heads, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, ...]:
         """b, h (pairs, group), q (rows,) and k (width,) in the whole sequence; they broadcast but for q and k."""
         b, h = heads.b.numpy()[:, None, None, None], heads.h.numpy()[:, :, None, None]
-        if self.told is None:
+        if self.part is None:
             return b, h, q, k
-        (first, m, _), numbers = self.told[: dropout.HEADER - 1], self.told[dropout.HEADER - 1 :]
+        (first, m, _), numbers = self.part[: dropout.HEADER - 1], self.part[dropout.HEADER - 1 :]
         return b, h + first, numbers[:m][q], numbers[m:][k]
 
 

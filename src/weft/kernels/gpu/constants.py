@@ -9,6 +9,6 @@ PENALTY, NOTHING = -1e38, -1e25
 # would count as 0, and products with small values be none. Above, sums of large values would not be finite.
 LEAST, MOST = 2.0**-48, 2.0**120
 STATS = 16  # numbers of bfloat16 for each query: three of its lse, three of its delta; products take no fewer than 16
-# Numbers of float32 for each query, where warp groups add to dQ: what is added to scores in bits, so that weights have
-# the scale as a factor; and -delta.
+# Numbers of float32 for each query, where warp groups add to dQ. The first is added to scores in bits: minus lse, and
+# the logarithm of the scale, which weights then have as a factor. The other is -delta.
 PAIR = 2

@@ -13,7 +13,7 @@ from weft.distributed.plan import Plan
 from weft.torch.call import attend
 from weft.torch.distributed.exchange import travelled
 from weft.torch.distributed.ranks import Rank, Result
-from weft.torch.distributed.scores import extras_of, of_heads, told_of_heads
+from weft.torch.distributed.scores import extras_of, of_heads, whole_of_heads
 from weft.torch.extras import Extras
 
 
@@ -39,7 +39,7 @@ def _extras(at: Rank, first: int, q: Tensor) -> Extras | None:
     if at.score is None and at.drop is None:
         return None
     score = None if at.score is None else of_heads(at.score, first)
-    return extras_of(score, at.drop, told_of_heads(first, q.shape[2], q.device) if at.drop else None)
+    return extras_of(score, at.drop, whole_of_heads(first, q.shape[2], q.device) if at.drop else None)
 
 
 def heads_of(plan: Plan) -> list[tuple[slice, slice]]:

@@ -20,7 +20,7 @@ from weft.torch.distributed import moved
 from weft.torch.distributed.exchange import Pending
 from weft.torch.distributed.lists import Edge, lists_of
 from weft.torch.distributed.ranks import Rank, Result
-from weft.torch.distributed.rows import added, merged_into, take, taken
+from weft.torch.distributed.rows import EVERY, Rows, added, merged_into, take, taken
 from weft.torch.distributed.scores import of_heads, with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -113,11 +113,11 @@ def _attended(work: _Work, sent: tuple[Pending, Pending | None], sinks: Tensor |
         whole = at.attend((q, k, v), main, sinks)
     partial = [] if queries is None else moved.partial(at, work.queries(queries.arrived()), (k, v))
     back = None if queries is None else moved.send(at, q, partial)
-    came = work.halves(keys.arrived())
+    came = keys.arrived()
     if whole is None:
         whole = at.attend((q, *work.all_keys(came)), main, sinks)
     for part, edge in work.edges():
-        given = taken(q, edge.rows), *(taken(x, edge.keys) for x in came)
+        given = taken(q, edge.rows), *work.halves(came, edge.keys)
         merged_into(whole, edge.rows, at.attend(given, part))
     arrived = [] if back is None else moved.merge(at, whole, back)
     return whole, [x for pair in (*partial, *arrived) for x in pair]
@@ -128,10 +128,9 @@ def _gradients(work: _Work, saved: _Saved) -> tuple[Tensor | None, list[Any], Ca
     at, (q, k, v), (buffer, rows), pair = work.at, work.tensors, saved.came, (saved.results, saved.grads)
     main = local_of(at.plan, at.rank).main
     flat = torch.empty_like(buffer) if work.lists.covered else torch.zeros_like(buffer)
-    came, back = work.halves(buffer), work.halves(flat)
     # exchanges have one order on all ranks, whatever each of them computes meanwhile
     pending = None if rows is None else moved.send_gradients(at, *pair, saved.kept)
-    of_rows = [work.of_edge(*each, pair, (came, back)) for each in work.edges()]
+    of_rows = [work.of_edge(*each, pair, (buffer, flat)) for each in work.edges()]
     of_asked = [] if pending is None else moved.of_asked(at, work.queries(rows), (k, v), saved.kept, pending)
     of_queries = work.send_queries_back([x[0] for x in of_asked]) if of_asked else None
     if isinstance(main.keys, str):
@@ -139,7 +138,7 @@ def _gradients(work: _Work, saved: _Saved) -> tuple[Tensor | None, list[Any], Ca
         home.begins_first()
         dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, *pair, saved.sinks)
     else:
-        dq, *of_all, dsinks, of_tables = at.gradients((q, *work.all_keys(came)), main, *pair, saved.sinks)
+        dq, *of_all, dsinks, of_tables = at.gradients((q, *work.all_keys(buffer)), main, *pair, saved.sinks)
         dk, dv = work.own(of_all, flat)
         home = work.send_back(flat)
 
@@ -212,11 +211,11 @@ class _Work:
         shape = *like.shape[:2], like.shape[3]
         return flat.view(flat.numel() // prod(shape), *shape).permute(1, 2, 0, 3)
 
-    def halves(self, flat: Tensor) -> Sequence[Tensor]:
-        """Of keys and values that travel the keys (B, Hkv, rows, D) and the values (B, Hkv, rows, Dv)."""
+    def halves(self, flat: Tensor, at: Rows = EVERY) -> Sequence[Tensor]:
+        """Of keys and values that travel the keys (B, Hkv, rows, D) and the values (B, Hkv, rows, Dv); or some rows."""
         _, k, v = self.tensors
         rows = flat.view(flat.numel() // self.of_key, *k.shape[:2], k.shape[3] + v.shape[3]).permute(1, 2, 0, 3)
-        return rows.split((k.shape[3], v.shape[3]), dim=3)
+        return taken(rows, at).split((k.shape[3], v.shape[3]), dim=3)
 
     def queries(self, flat: Tensor) -> Sequence[Tensor]:
         """By peer the queries that came (B, Hq, rows, D)."""
@@ -227,26 +226,25 @@ class _Work:
         """The parts of received keys, with their lists."""
         return zip(local_of(self.at.plan, self.at.rank).edges, self.lists.edges, strict=True)
 
-    def all_keys(self, came: Sequence[Tensor]) -> list[Tensor]:
+    def all_keys(self, came: Tensor) -> list[Tensor]:
         """Keys and values of the main part: the rank's own and those that came."""
         assert self.lists.main is not None
         places, found = self.lists.main.keys, []
-        for x, y in zip(self.tensors[1:], came, strict=True):
+        for x, y in zip(self.tensors[1:], self.halves(came), strict=True):
             found.append(x.new_empty((*x.shape[:2], len(places.into), x.shape[3])))
             take(found[-1], (x, y), places)
         return found
 
     def of_edge(
-        self, part: Part, edge: Edge, results: tuple[Result, Any], halves: tuple[Sequence[Tensor], Sequence[Tensor]]
+        self, part: Part, edge: Edge, results: tuple[Result, Any], flat: tuple[Tensor, Tensor]
     ) -> tuple[Edge, Tensor, Any]:  # fmt: skip
-        """(edge, dq of its rows, dtables). results: (out, lse) and their gradients; halves: keys and values that came,
+        """(edge, dq of its rows, dtables). results: (out, lse) and their gradients; flat: keys and values that came,
         and where their gradients are written.
         """
-        q, (came, back) = self.tensors[0], halves
-        given = taken(q, edge.rows), *(taken(x, edge.keys) for x in came)
+        given = taken(self.tensors[0], edge.rows), *self.halves(flat[0], edge.keys)
         some, both = ([None if x is None else taken(x, edge.rows) for x in pair] for pair in results)
         dq, *of_keys, _, dtables = self.at.gradients(given, part, (some[0], some[1]), both)
-        for rows, grad in zip(back, of_keys, strict=True):
+        for rows, grad in zip(self.halves(flat[1]), of_keys, strict=True):
             take(rows, (grad,), edge.back)
         return edge, dq, dtables
 

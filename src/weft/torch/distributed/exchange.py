@@ -16,7 +16,7 @@ Blocks = Sequence[Sequence[Tensor]]  # of one dtype, by peer
 Shapes = Sequence[Sequence[torch.Size]]
 # Cycles that computing waits, so that an exchange begins first. Programs stay on their processors until a kernel ends,
 # and would keep the exchange and its peers waiting as long.
-HEAD_START = 20_000
+HEAD_START = 10_000
 
 
 class Pending:

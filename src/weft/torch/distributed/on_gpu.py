@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from weft.kernels.gpu.compile.source import POINTERS
 from weft.kernels.gpu.programs.rows import merge_program, take_program
 from weft.torch.bind import Bound
-from weft.torch.distributed.rows import Places, Result, Rows, tensor_of
+from weft.torch.distributed.rows import Places, Result, Rows, listed
 
 
 def has_kernels(tensors: Sequence[Tensor]) -> bool:
     """Whether kernels have the dtype, and rows are dense."""
-    return _dtype(tensors[0]) in POINTERS and all(x.stride(3) == 1 for x in tensors)
+    return _dtype(tensors[0]) in POINTERS and all(x.stride(3) == 1 or x.shape[3] == 1 for x in tensors)
 
 
 def take(out: Tensor, sources: Sequence[Tensor], lists: Places, adds: bool) -> None:
@@ -31,7 +30,7 @@ def take(out: Tensor, sources: Sequence[Tensor], lists: Places, adds: bool) -> N
 
 def merge(whole: Result, rows: Rows, more: Result) -> None:
     """See `weft.torch.distributed.rows.merged_into`."""
-    into = _run(rows.start, rows.stop, whole[0].device) if isinstance(rows, slice) else rows.back.into
+    into = listed(rows, whole[0].device).back.into
     every = *whole, *more
     aligned = _aligned(every[::2])
     _merging(_dtype(whole[0]), tuple(map(_lies, every)), len(into), aligned, into.device)((*every, into))
@@ -47,11 +46,6 @@ def _lies(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _aligned(tensors: Sequence[Tensor]) -> bool:
     return not any(x.data_ptr() % 16 for x in tensors)
-
-
-@lru_cache(maxsize=256)
-def _run(first: int, after: int, device: torch.device) -> Tensor:
-    return tensor_of(np.arange(first, after, dtype=np.int32), device)
 
 
 @lru_cache(maxsize=512)

@@ -13,7 +13,7 @@ from weft.distributed.plan import Plan
 from weft.score.value import Score
 from weft.torch import call
 from weft.torch.distributed.rows import Result
-from weft.torch.distributed.scores import extras_of, of_part, own_tables, tokens_of, told_of
+from weft.torch.distributed.scores import extras_of, of_part, own_tables, tokens_of, whole_of
 from weft.torch.extras import Extras
 
 __all__ = ["Rank", "Result"]
@@ -46,7 +46,7 @@ class Rank:
         place = self.plan, self.rank, part, self.rank if peer is None else peer
         rows, keys = tokens_of(*place)
         score = None if self.score is None else of_part(self.score, rows, keys, q.device)
-        return extras_of(score, self.drop, told_of(place, self.head, q.device) if self.drop else None)
+        return extras_of(score, self.drop, whole_of(place, self.head, q.device) if self.drop else None)
 
     def gradients(
         self, tensors: Sequence[Tensor], part: Part, results: Result, grads: Sequence[Tensor | None],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from weft.torch.device_tables import kept
 
 Rows: TypeAlias = "slice | Places"
 Result = tuple[Tensor, Tensor]
+EVERY = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +62,22 @@ def is_run(places: Ints) -> bool:
     return bool(places.size) and places[0] >= 0 and bool((np.diff(places) == 1).all())
 
 
+def listed(rows: Rows, device: torch.device) -> Places:
+    """Rows as places, written one after the other."""
+    return _run(rows.start, rows.stop, device) if isinstance(rows, slice) else rows
+
+
+@lru_cache(maxsize=256)
+def _run(first: int, after: int, device: torch.device) -> Places:
+    return Places.of(np.arange(first, after), device)
+
+
 def taken(x: Tensor, rows: Rows) -> Tensor:
     """Some rows of x (B, H, S, D) or (B, H, S)."""
     if isinstance(rows, slice):
         return x[:, :, rows]
     if x.ndim == 3:
-        return x.index_select(2, rows.places[:, 0])
+        return taken(x.unsqueeze(3), rows).squeeze(3)
     found = x.new_empty((*x.shape[:2], rows.into.shape[0], x.shape[3]))
     take(found, (x,), rows)
     return found
@@ -74,10 +85,7 @@ def taken(x: Tensor, rows: Rows) -> Tensor:
 
 def added(x: Tensor, rows: Rows, values: Tensor) -> None:
     """Add to some rows of x, no row twice."""
-    if isinstance(rows, slice):
-        x[:, :, rows].add_(values)
-    else:
-        take(x, (values,), rows.back, adds=True)
+    take(x, (values,), listed(rows, x.device).back, adds=True)
 
 
 def take(out: Tensor, sources: Sequence[Tensor], lists: Places, adds: bool = False) -> None:

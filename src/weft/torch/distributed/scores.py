@@ -16,7 +16,7 @@ from weft.distributed.local import Part
 from weft.distributed.plan import Plan
 from weft.errors import UnsupportedError
 from weft.pattern.bounds import Ints
-from weft.score.dropout import told
+from weft.score.dropout import whole_indices
 from weft.score.value import Score
 from weft.torch.distributed.rows import tensor_of
 from weft.torch.extras import Extras, check_rate, score_of, seed_tensor
@@ -44,12 +44,12 @@ def dropping(dropout: float, seed: Any, q: Tensor, group: Any) -> tuple[float, T
     return rate, found
 
 
-def extras_of(score: Score | None, drop: tuple[float, Tensor] | None, told: Tensor | None) -> Extras:
-    """What an operator takes. told: what follows the seed, see `weft.score.dropout.told`."""
+def extras_of(score: Score | None, drop: tuple[float, Tensor] | None, whole: Tensor | None) -> Extras:
+    """What an operator takes. whole: what follows the seed, see `weft.score.dropout.whole_indices`."""
     text, tables = ("", ()) if score is None else (score.text, score.tables)
-    if drop is None or told is None:
+    if drop is None or whole is None:
         return Extras(text, tables, 0.0, None)
-    return Extras(text, tables, drop[0], torch.cat([drop[1], told]))
+    return Extras(text, tables, drop[0], torch.cat([drop[1], whole]))
 
 
 def of_part(score: Score, rows: Ints, keys: Ints, device: torch.device) -> Score:
@@ -102,16 +102,16 @@ def tokens_of(plan: Plan, rank: int, part: Part, rows: int) -> tuple[Ints, Ints]
 
 
 @lru_cache(maxsize=512)
-def told_of(place: tuple[Plan, int, Part, int], head: int, device: torch.device) -> Tensor:
-    """What dropout is told of a part. place: as for `tokens_of`; head: the first one's number."""
-    return tensor_of(told(head, *tokens_of(*place)), device)
+def whole_of(place: tuple[Plan, int, Part, int], head: int, device: torch.device) -> Tensor:
+    """What dropout needs of a part. place: as for `tokens_of`; head: the first one's number."""
+    return tensor_of(whole_indices(head, *tokens_of(*place)), device)
 
 
 @lru_cache(maxsize=64)
-def told_of_heads(first: int, tokens: int, device: torch.device) -> Tensor:
-    """What dropout is told of some heads of a whole sequence."""
+def whole_of_heads(first: int, tokens: int, device: torch.device) -> Tensor:
+    """What dropout needs of some heads of a whole sequence."""
     every = np.arange(tokens, dtype=np.int64)
-    return tensor_of(told(first, every, every), device)
+    return tensor_of(whole_indices(first, every, every), device)
 
 
 def with_tables(score: Score, tables: tuple[Tensor, ...]) -> Score:

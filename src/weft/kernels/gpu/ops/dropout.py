@@ -14,8 +14,8 @@ BUMP_0, BUMP_1 = tl.constexpr(dropout.BUMPS[0]), tl.constexpr(dropout.BUMPS[1])
 HEADER = tl.constexpr(dropout.HEADER)
 
 # What decides it: the key, two unsigned integers of 32 bits; 16 bits below which a pair is dropped; what kept weights
-# are multiplied by. head: its number. told: a pointer to the seed, which numbers of a whole follow.
-Dropping = namedtuple("Dropping", "key_0 key_1 below scale head told")
+# are multiplied by. head: its number. seed: a pointer to it, which numbers of a whole follow.
+Dropping = namedtuple("Dropping", "key_0 key_1 below scale head seed")
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _renumbered(C: tl.constexpr, scores, rows, tile):
     """The 16 bits of each pair by the numbers of rows and columns in the whole: of consecutive ones together, as of
     tiles.
     """
-    seed = scores.dropping.told
+    seed = scores.dropping.seed
     m, n = tl.load(seed + 2), tl.load(seed + 3)
     mine, theirs, many, others = seed + HEADER, seed + HEADER + m, m, n
     if C.of_keys:

@@ -30,17 +30,22 @@ def rows_at(tensor, at, column, mask, base, UNIT: tl.constexpr):
 
 
 @triton.jit
+def place(sizes, C: tl.constexpr):
+    """The numbers of a program's rows (block,), its batch row and its head."""
+    blocks = (sizes.rows + (C.block - 1)) // C.block
+    program = tl.program_id(0).to(tl.int64)
+    number = program % blocks * C.block + tl.arange(0, C.block)
+    return number, program // blocks // sizes.heads, program // blocks % sizes.heads
+
+
+@triton.jit
 def take(out, sources, lists, sizes, C: tl.constexpr, D: tl.constexpr):
     """Each row of out becomes the sum of rows of two sources, which a list names; a negative place is a row of zeros.
 
     lists: (places (rows, C.several), the rows of out that are written). C: a `weft.kernels.gpu.rows.Way`.
     """
-    blocks = (sizes.rows + (C.block - 1)) // C.block
-    program = tl.program_id(0).to(tl.int64)
-    number = program % blocks * C.block + tl.arange(0, C.block)
-    batch, head = program // blocks // sizes.heads, program // blocks % sizes.heads
-    column = tl.arange(0, C.width)
-    valid = number < sizes.rows
+    number, batch, head = place(sizes, C)
+    column, valid = tl.arange(0, C.width), number < sizes.rows
     inside = valid[:, None] & (column < D)[None, :]
     first, second = sources
     bases = head_of(first, batch, head, C.unit), head_of(second, batch, head, C.unit)
@@ -68,12 +73,8 @@ def merge(whole, others, lists, sizes, C: tl.constexpr, D: tl.constexpr):
     """
     out, lse = whole
     more, low = others
-    blocks = (sizes.rows + (C.block - 1)) // C.block
-    program = tl.program_id(0).to(tl.int64)
-    number = program % blocks * C.block + tl.arange(0, C.block)
-    batch, head = program // blocks // sizes.heads, program // blocks % sizes.heads
-    column = tl.arange(0, C.width)
-    valid = number < sizes.rows
+    number, batch, head = place(sizes, C)
+    column, valid = tl.arange(0, C.width), number < sizes.rows
     inside = valid[:, None] & (column < D)[None, :]
     into = tl.load(lists + number, mask=valid, other=0).to(tl.int64)
     of_lse = head_of(lse, batch, head, 1) + into * lse.row

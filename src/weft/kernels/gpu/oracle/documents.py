@@ -10,7 +10,8 @@ from weft.kernels.gpu.documents.spec import DOCUMENT, HEADER, ITEM
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.tables.consumer_ranges import BESIDE, GROUP
-from weft.kernels.gpu.tables.pack import HEAD, reciprocal
+from weft.kernels.gpu.tables.pack import HEAD
+from weft.kernels.gpu.tables.writer import reciprocal
 
 FAR = 1 << 30
 

@@ -100,7 +100,7 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     words, here, tile = block.words, block.parts_at + TERM * term, call.spec.cols
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
     if call.spec.row_bounds:
-        low, high = _told(call, block, group, term)
+        low, high = _bounds_of_rows(call, block, group, term)
     else:
         low, high = bounds.lines(words, here + PART, _rows(block, group))
         low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
@@ -110,7 +110,7 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     return Walk(tile, count, low, np.minimum(high, count), tokens)
 
 
-def _told(call: Call, block: Block, group: int, term: int) -> tuple[Ints, Ints]:
+def _bounds_of_rows(call: Call, block: Block, group: int, term: int) -> tuple[Ints, Ints]:
     """The bounds of a group's rows in the run of a term, as an item has them; those of no row are empty."""
     spec = call.spec
     at = _range_at(call, 0, spec.terms) + 2 * spec.rows * term

@@ -178,14 +178,14 @@ def tables_made(direction: Direction, problem: Problem, asked: Documents) -> Mad
     packed = Packed(Waves((wave,), covers=True), (table,), None, page=0 if paged is None else paged.page)
     spec = TablesSpec(tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, paged is not None)
     sums = reversed(SUMS) if of_keys else SUMS
-    told: list[Argument] = [*map(OnDevice, sums), Pointer(f"{direction}{BOUNDS}")]
-    told += [Known(x) for x in (asked.count, mine, theirs, places.tiles, problem.group, places.items_at)]
-    told.append(Known(places.heads_at))
+    arguments: list[Argument] = [*map(OnDevice, sums), Pointer(f"{direction}{BOUNDS}")]
+    arguments += [Known(x) for x in (asked.count, mine, theirs, places.tiles, problem.group, places.items_at)]
+    arguments.append(Known(places.heads_at))
     if paged is not None:
-        told.append(Pointer("block_table"))
-        told += [Known(x) for x in (paged.row, paged.width, paged.pages, paged.step, paged.room, places.pages_at)]
-    told.append(Pointer(f"{direction}{TABLES}", writes=True))
-    launch = Launch(spec, _source(spec), (-(-places.tiles // BLOCK), members, 1), tuple(told))
+        arguments.append(Pointer("block_table"))
+        arguments += [Known(x) for x in (paged.row, paged.width, paged.pages, paged.step, paged.room, places.pages_at)]
+    arguments.append(Pointer(f"{direction}{TABLES}", writes=True))
+    launch = Launch(spec, _source(spec), (-(-places.tiles // BLOCK), members, 1), tuple(arguments))
     return Made(packed, (launch,), Table(asked.pattern.bounds(of_keys)), direction)
 
 
@@ -208,12 +208,12 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
     )  # fmt: skip
     made: list[Argument] = [Known(x) for x in places[:-1]]
     written = Pointer(f"{direction}{TABLES}", writes=True)
-    told: list[Argument] = [*map(OnDevice, reversed(SUMS) if of_keys else SUMS), Pointer(f"{direction}{BOUNDS}")]
-    told += [Known(asked.count), Known(rows), Known(cols), *made, written]
-    items = Launch(spec, _source(spec), (places.tiles, 1, 1), tuple(told))
+    arguments: list[Argument] = [*map(OnDevice, reversed(SUMS) if of_keys else SUMS), Pointer(f"{direction}{BOUNDS}")]
+    arguments += [Known(asked.count), Known(rows), Known(cols), *made, written]
+    items = Launch(spec, _source(spec), (places.tiles, 1, 1), tuple(arguments))
     spec = spec._replace(blocks=True)
-    told = [Known(x) for x in (heads, rows, cols, problem.group, programs)]
-    blocks = Launch(spec, _source(spec), (-(-places.tiles // documents.ORDERED), 1, 1), (*told, *made, written))
+    arguments = [Known(x) for x in (heads, rows, cols, problem.group, programs)]
+    blocks = Launch(spec, _source(spec), (-(-places.tiles // documents.ORDERED), 1, 1), (*arguments, *made, written))
     table = Table(np.broadcast_to(np.int32(0), (places.size,)))  # whose words the device makes
     packed = Packed(Waves((wave,), covers=True), (table,), None, groups=True)
     return Made(packed, (items, blocks), Table(asked.pattern.bounds(of_keys)), direction)

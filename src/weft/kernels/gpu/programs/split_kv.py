@@ -88,10 +88,10 @@ def split_kv_program(
     values = _values(plan, shape, options, packed) | {"sums": sums // 4} | _growing(plan, options, cache)
     if spec.group:
         values["members_at"] = 0  # where the terms of all heads are
-    told = _Told(values, memory, strides)
-    steps.append(told.launch(spec, (shape.programs, shape.splits, 1)))
+    named = _Named(values, memory, strides)
+    steps.append(named.launch(spec, (shape.programs, shape.splits, 1)))
     if spec.split:
-        steps.append(told.launch(combining(spec, shape.splits), (rows, 1, 1)))
+        steps.append(named.launch(combining(spec, shape.splits), (rows, 1, 1)))
     slots.append(packed.table.slot("rows"))
     return LaunchProgram("split_kv", tuple(slots), tuple(steps), {"rows": packed.table})
 
@@ -160,8 +160,8 @@ def _growing(plan: RowPlan, options: Options, cache: Cache | None) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What both kernels are told: scalars, slots and strides by the names that kernels have for them."""
+class _Named:
+    """What both kernels take: scalars, slots and strides by the names that kernels have for them."""
 
     values: Mapping[str, Any]
     memory: Mapping[str, str]

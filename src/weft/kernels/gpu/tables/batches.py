@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK
+from weft.kernels.gpu.tables.block_lists import list_tables
 from weft.kernels.gpu.tables.pack import Kind, NestTables, Place, block_tables, nest_tables
 from weft.kernels.gpu.tables.writer import Words
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
+from weft.planning.families.hopper import LISTS
 from weft.planning.heads import Heads, Share
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
@@ -170,7 +172,7 @@ def _nests(plan: TilePlan, most: int | None) -> Iterable[tuple[NestTables, NDBoo
     if plan.blocks is not None:
         rows = np.zeros(-(-m // BLOCK) * BLOCK, np.bool_)
         rows.reshape(-1, BLOCK)[plan.blocks.rows] = True
-        yield block_tables(plan), rows[:m]
+        yield list_tables(plan) if plan.of_blocks in LISTS else block_tables(plan), rows[:m]
 
 
 def _fits(entry: Entry, wave: list[Entry]) -> bool:

@@ -30,18 +30,18 @@ import numpy as np
 from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
-from weft.kernels.gpu.tables.consumer_ranges import BESIDE, is_short, ranges_of, time_of
+from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
 from weft.kernels.gpu.tables.grid_ranges import with_grid_ranges
-from weft.kernels.gpu.tables.writer import Words, Writer
+from weft.kernels.gpu.tables.writer import Words, Writer, reciprocal
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
 from weft.planning.boxes import whole_boxes
-from weft.planning.families.hopper import CONFIGS, LISTS, SUMS, has_row_bounds
+from weft.planning.families.hopper import CONFIGS, SUMS, has_row_bounds
 from weft.planning.tiles import AxisPlan, BlockNest, LoopNest, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
-from weft.planning.tma import Extent, GridExtent, TmaExtent, extents, grid_extents
+from weft.planning.tma import Extent, GridExtent, extents, grid_extents
 from weft.planning.work import rows_apart
 
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
@@ -214,7 +214,7 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
         short, work = is_short(nest, items, shares_of), time_of(nest, items, shares_of)
         items = np.concatenate([items, shares_of.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(nest.parts), parts_at, words.size)
-    words = _checked(np.concatenate([words, items.reshape(-1), beside]))
+    words = checked(np.concatenate([words, items.reshape(-1), beside]))
     return NestTables(
         words, rank, tiling, place, work, formula, listed, split, _span(nest), more is not None, whole is not None,
         lines is not None, reach or grid, short, ordered,
@@ -281,16 +281,6 @@ def _bits(tokens: Ints) -> Words:
     bits = np.zeros((count + 1) * 32, np.uint8)
     bits[tokens] = 1
     return np.concatenate([np.array([count], np.int32), np.packbits(bits, bitorder="little").view(np.int32)])
-
-
-def reciprocal(step: int) -> tuple[int, int]:
-    """(inverse, digits): x // step == (2 * x * inverse) >> (32 + digits), for 0 <= x < 2^31; an inverse has 32 bits.
-
-    Rounded up, as long as what that adds to a quotient cannot reach the next one: T. Granlund, P. L. Montgomery,
-    Division by invariant integers using multiplication, 1994.
-    """
-    digits = (step - 1).bit_length()
-    return -(-(1 << (31 + digits)) // step), digits
 
 
 def _log2(size: int) -> int:
@@ -412,8 +402,6 @@ def block_tables(plan: TilePlan) -> NestTables:
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockNest)
     assert tiling is not None, "AttentionPlan.check_room comes before"
-    if tiling in LISTS:
-        return _listed(plan, blocks)
     count = np.diff(blocks.first).astype(np.int64)
     order = schedule(count)
     words = BACKWARDS[remainder.bits].reshape(-1).view(np.int32)  # of (partial blocks, BLOCK, BLOCK / 8)
@@ -426,29 +414,10 @@ def block_tables(plan: TilePlan) -> NestTables:
     places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
     data = np.concatenate([out.all(), words])
     data[header : header + 3] = [*places, out.size]
-    return NestTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
+    return NestTables(checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
 
 
-def _listed(plan: TilePlan, blocks: BlockNest) -> NestTables:
-    """Lists of whole blocks, as kernels by warp groups walk them: where a run has its first place, it has its list."""
-    count = np.diff(blocks.first).astype(np.int64)
-    order = schedule(count)
-    out = Writer()
-    out.put([0, 0, 0, 1, plan.acsr.m])
-    parts_at = out.put([0] * PART + [1])
-    lists = out.put(plan.acsr.remainder.cols) + blocks.first[:-1][order].astype(np.int64)
-    first, tiles, none = BLOCK * blocks.rows[order].astype(np.int64), count[order], np.zeros_like(order)
-    run, boxes, seen = (none, BLOCK * tiles, none, tiles), (first, none, lists, none), (none, tiles, none, tiles, none)
-    bounds = (*(none,) * BLOCK, *(BLOCK * tiles,) * BLOCK)
-    items = np.stack([first, none + BLOCK, *run, *boxes, *seen, *bounds], axis=1)
-    items_at = out.put(items)
-    reach = tuple(TmaExtent(0, 1, 1, length) for length in (plan.acsr.m, plan.acsr.n))
-    place = Place(items.shape[1], 1, parts_at, items_at)
-    assert plan.of_blocks is not None, "it is one of LISTS"
-    return NestTables(_checked(out.all()), 0, plan.of_blocks, place, 2 * tiles + BESIDE, reach=reach)
-
-
-def _checked(words: Words) -> Words:
+def checked(words: Words) -> Words:
     if words.size >= FAR:
         raise UnsupportedKernel(
             "attention on a GPU", f"its plan takes {words.size} integers", "use a shorter or more regular sequence"

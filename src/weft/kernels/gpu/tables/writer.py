@@ -37,3 +37,13 @@ class Writer:
 
     def all(self) -> Words:
         return np.concatenate([np.zeros(0, np.int32), *self.words])
+
+
+def reciprocal(step: int) -> tuple[int, int]:
+    """(inverse, digits): x // step == (2 * x * inverse) >> (32 + digits), for 0 <= x < 2^31; an inverse has 32 bits.
+
+    Rounded up, as long as what that adds to a quotient cannot reach the next one: T. Granlund, P. L. Montgomery,
+    Division by invariant integers using multiplication, 1994.
+    """
+    digits = (step - 1).bit_length()
+    return -(-(1 << (31 + digits)) // step), digits
