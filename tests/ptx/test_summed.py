@@ -65,9 +65,12 @@ def test_right_in_every_order(name):
 
 
 @pytest.mark.more
-def test_documents_of_device_lengths_beside_nan():
-    """Tokens after the last document are NaN: the last block of keys holds some of them, and no gradient of them."""
-    lengths, tokens = [50, 0, 150], 270
+@pytest.mark.parametrize("lengths", [[50, 0, 150], [5], [130]], ids=str)
+def test_documents_of_device_lengths_beside_nan(lengths):
+    """Tokens after the last document are NaN: the last block of keys holds some of them, and the last tile of queries.
+    No gradient has any. No box of dQ begins before its first row.
+    """
+    tokens = 270
     program = gradients_of(weft.causal(), len(lengths), tokens, (1, 1))
     case = Call(weft.causal() & weft.documents(lengths), sum(lengths), WIDE, heads=(1, 1)).case()
     case = replace(case, deterministic=False, with_lse=False)

@@ -84,9 +84,12 @@ def _put_nothing(C: tl.constexpr, made):
 
 @triton.jit
 def _run(C: tl.constexpr, every, first, count):
-    """(first column, columns, how many columns earlier it begins) of a run. Its last tile ends with the last document
-    at most: beyond that, columns may hold anything.
+    """(first column, columns, how many columns earlier it begins) of a run. A forward's last tile ends with the last
+    document at most, since beyond that columns may hold anything. Kernels of gradients clear these themselves. They add
+    to boxes of dQ, which may not begin before its first row.
     """
+    if C.of_keys:
+        return first, count, count * 0
     _, end = _span(every.cols, every.count - 1, every.count, every.other)
     whole = tl.cdiv(count, C.cols) * C.cols
     moved = tl.where(first + whole > end, whole - count, 0)

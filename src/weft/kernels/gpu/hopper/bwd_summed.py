@@ -97,8 +97,6 @@ def load_queries(i, j, at, run, rows, state):
     tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
     r, numbers, step = rows
     row = (first + gl.minimum(r, run.count - 1 - first)) * step
-    if cfg.counted:  # places are tokens, and a run may begin before the first
-        row = gl.maximum(row, -run.place)
     more = gl.expand_dims(row * STATS, 1) + numbers
     async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
     queries.commit(i)
@@ -149,7 +147,7 @@ def producer(state, CHAINED: gl.constexpr):
 class Own:
     """What a consumer holds for a block: its rows of K and V, its dims of all keys, and bounds of its rows.
 
-    It also holds which tiles no bound cuts.
+    It also holds which tiles no bound cuts, and how many queries a head's run has.
     """
 
     k: gl.shared_memory_descriptor
@@ -159,20 +157,22 @@ class Own:
     high: gl.tensor
     below: gl.tensor
     beyond: gl.tensor
+    count: gl.tensor
 
 
 @aggregate
 class Block:
     """A block of keys: batch row and head, its first row and how many it has.
 
-    It walks so many tiles of queries of each of the heads that share it. Of one consumer it has bounds of rows, and the
-    tiles that none cuts.
+    It walks `count` queries, in so many tiles, of each of the heads that share it. Of one consumer it has bounds of
+    rows, and the tiles that none cuts.
     """
 
     batch: gl.tensor
     kv_head: gl.tensor
     start: gl.tensor
     height: gl.tensor
+    count: gl.tensor
     tiles: gl.tensor
     share: gl.tensor
     low: gl.tensor
@@ -192,7 +192,24 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
     seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
     n = tiles_of(count, cfg.columns)
-    return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)
+    return Block(batch, kv_head, start, height, count, n, share, low, high, seen.below, seen.beyond)
+
+
+@gluon.jit
+def clear_rows(a, b, height):
+    """Zero rows of two tiles from a height on: tokens of others, or of no document, lie there. They may hold NaN, which
+    a weight of 0 would not remove.
+    """
+    ROWS: gl.constexpr = a.shape[0]
+    WIDTH: gl.constexpr = a.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, 4)
+    there = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) < height, 1)
+    x = a.load(layout)
+    a.store(gl.where(there, x, gl.zeros_like(x)))
+    x = b.load(layout)
+    b.store(gl.where(there, x, gl.zeros_like(x)))
+    fence_async_shared()
+    debug_barrier()  # of the consumer's warps
 
 
 @gluon.jit
@@ -207,6 +224,9 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
     at = state.queries.stage(i)
     none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
     state.queries.wait(i)
+    if cfg.counted:
+        if (j + 1) * TILE > own.count:  # both consumers do, and write the same
+            clear_rows(matrix(state.q.index(at)), matrix(state.do.index(at)), own.count - j * TILE)
     stats = state.stats.index(at).permute((1, 0))
     x = warpgroup_mma(state.ones.index(2 * consumer_id), stats, none, use_acc=False, is_async=True)
     x = warpgroup_mma(own.k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
@@ -319,20 +339,6 @@ def leave_ones(consumer_id: gl.constexpr, state):
 
 
 @gluon.jit
-def clear_rows(side, height, consumer_id: gl.constexpr):
-    """Zero the consumer's rows of a side that a block does not have.
-
-    Tokens after the last document lie there, and may hold NaN, which a weight of 0 would not remove.
-    """
-    ROWS: gl.constexpr = side.shape[0]
-    WIDTH: gl.constexpr = side.shape[1]
-    layout: gl.constexpr = by_rows(WIDTH, 4)
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
-    x = side.load(layout)
-    side.store(gl.where(gl.expand_dims(r < height, 1), x, gl.zeros_like(x)))
-
-
-@gluon.jit
 def consumer(consumer_id: gl.constexpr, state):
     """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
     cfg: gl.constexpr = state.cfg
@@ -350,15 +356,12 @@ def consumer(consumer_id: gl.constexpr, state):
     block = block_of(gl.program_id(0), consumer_id, r, state)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         columns = k.slice(consumer_id * DIMS, DIMS, dim=1)
-        own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond)
+        own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond, block.count)
         keys.wait(t)
         state.values.wait(t)
         if cfg.counted:
-            if block.height < cfg.consumers * ROWS:
-                clear_rows(mine_k, block.height, consumer_id)
-                clear_rows(mine_v, block.height, consumer_id)
-                fence_async_shared()
-                debug_barrier()  # of its warps; `ready` keeps the other consumer from the keys until then
+            if block.height < cfg.consumers * ROWS:  # `ready` keeps the other consumer from the keys until then
+                clear_rows(mine_k, mine_v, block.height - consumer_id * ROWS)
         i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
         keys.release(t)
         # asked for before results are written

@@ -80,7 +80,7 @@ def _item_of_groups(call: Call, bounds: Ints, one: Document, row: int, end: int)
     live = low < high
     start, stop = (int(low[live].min()), int(high[live].max())) if live.any() else (0, 0)
     first, tiles = one.first_col + start, -(-(stop - start) // cols)
-    moved = cols * tiles - (stop - start) if first + cols * tiles > end else 0
+    moved = cols * tiles - (stop - start) if first + cols * tiles > end and not call.spec.of_keys else 0
     low, high = (np.where(live, x - start + moved, 0) for x in (low, high))
     ranges, work = [], 0
     for g in range(0, call.spec.rows, GROUP):

@@ -348,8 +348,7 @@ def _tile_gradients(
     tokens = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
     at = _boxed(call.box("Q_box"), place, tokens, "queries")
     q, do = (call.box(name).load(batch, head, *at)[: tokens.size] for name in ("Q_box", "DOut_box"))
-    rows = np.maximum(tokens, 0) if call.spec.counted else tokens  # a run may begin before token 0
-    lse, delta = subtracted(call, numbers_of(call, batch, head, rows, "their_length"))
+    lse, delta = subtracted(call, numbers_of(call, batch, head, tokens, "their_length"))
     mask = walk.mask(j)[: len(k), : tokens.size]
     p = np.where(mask, np.exp(np.where(mask, k @ q.T * call.real("scale") - lse, -np.inf)), 0.0)
     ds = p * np.where(mask, v @ do.T - delta, 0.0)
