@@ -94,7 +94,7 @@ online_step = fwd._online_step
 @triton.jit
 def shown(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     found = online_step(C, KIND, held, visit, sums)
-    return Sums(scaled(found.acc, float("nan")), found.largest, found.total, found.top)
+    return Sums(scaled(found.acc, float("nan")), found.largest, found.total, found.top, found.ahead)
 
 
 @triton.jit

@@ -40,7 +40,9 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 def test_nothing_is_found(tool, kind, settings):
     if kind != "usual" and not HOPPER:
         pytest.skip("no Hopper card")
-    asked = [TOOL, "--tool", tool, sys.executable, "-m", "tests.kernels.sanitized", kind]
+    # the driver says where a kernel's arguments end by an error (`weft.torch.driver`), which memcheck would count
+    quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
+    asked = [TOOL, "--tool", tool, *quiet, sys.executable, "-m", "tests.kernels.sanitized", kind]
     done = subprocess.run(asked, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     if "Device not supported" in done.stdout + done.stderr:
         pytest.skip("compute-sanitizer does not know this machine's devices")

@@ -4,10 +4,14 @@ import pytest
 import torch
 
 import weft
+from weft.settings import interpreted
 
 from .compare import BACKENDS, generator
 
-pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends take torch's operations")
+pytestmark = [
+    pytest.mark.skipif("triton" not in BACKENDS, reason="other backends take torch's operations"),
+    pytest.mark.skipif(not interpreted(), reason="on a card products of float32 stay apart"),
+]
 DEVICE = BACKENDS.get("triton")
 F = torch.nn.functional
 OPTIONS = {"weft.inner": "eager", "weft.templates": "always"}
