@@ -14,9 +14,10 @@ from tests.ptx.problems import check
 
 from weft.planning.families import fused_backward, sparse_keys
 from weft.planning.families.hopper import CONFIGS
+from weft.planning.tiling import DIRECTIONS
 from weft.torch.card import at_hand
 
-from .planned import bound, results
+from .planned import bound, results, without_groups
 
 
 def two_kernels():
@@ -27,7 +28,7 @@ def two_kernels():
 @contextmanager
 def in_step():
     """No warp groups specialise."""
-    with mock.patch.dict(CONFIGS, clear=True), two_kernels():
+    with without_groups(*DIRECTIONS), two_kernels():
         yield
 
 
