@@ -9,6 +9,7 @@ import torch
 
 from weft.kernels.gpu.compile import load
 from weft.planning.attention_plan import plan_attention
+from weft.planning.families import hopper
 from weft.planning.problem import Problem
 from weft.torch import bind, gpu
 from weft.torch.operator import Options, modifiers
@@ -49,6 +50,16 @@ def _results(case, card, fixed, device, backward):
         if sinks is not None:
             found.append(("dsinks", gpu.sink_gradient(sinks, lse, delta)))
     return {name: x.cpu() for name, x in found}
+
+
+def without_groups(*directions):
+    """Warp groups that specialise have no kernel of these directions."""
+    known = hopper._no_kernel
+
+    def no_kernel(direction, problem, gpu):
+        return "other kernels are tested" if direction in directions else known(direction, problem, gpu)
+
+    return mock.patch.object(hopper, "_no_kernel", no_kernel)
 
 
 # ---- programs of calls -----------------------------------------------------------------------------------------------

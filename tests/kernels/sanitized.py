@@ -12,11 +12,12 @@ from unittest import mock
 from tests.ptx import test_fused, test_group_queries, test_groups, test_kernels, test_sparse_keys
 from tests.ptx.problems import check
 
-from weft.planning.families import fused_backward, hopper, sparse_keys
+from weft.planning.families import fused_backward, sparse_keys
 from weft.planning.families.hopper import CONFIGS
+from weft.planning.tiling import DIRECTIONS
 from weft.torch.card import at_hand
 
-from .planned import bound, results
+from .planned import bound, results, without_groups
 
 
 def two_kernels():
@@ -27,7 +28,7 @@ def two_kernels():
 @contextmanager
 def in_step():
     """No warp groups specialise."""
-    with mock.patch.object(hopper, "reasons_against", lambda *_: "they are not asked for"), two_kernels():
+    with without_groups(*DIRECTIONS), two_kernels():
         yield
 
 

@@ -7,10 +7,10 @@ import re
 from functools import partial
 
 import pytest
+from tests.kernels.planned import without_groups
 from tests.tiers import every
 
 import weft
-from weft.planning.families.hopper import CONFIGS
 from weft.settings import interpreted
 
 from .parse import Fault
@@ -21,9 +21,10 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 
 
 @pytest.fixture(autouse=True)
-def _usual_forwards(monkeypatch):
+def _usual_forwards():
     """What is changed here is of usual kernels: of warp groups see test_group_queries."""
-    monkeypatch.delitem(CONFIGS, "forward")
+    with without_groups("forward"):
+        yield
 
 
 CALL = Call(weft.causal() & weft.window(left=150), 330, heads=(2, 1))  # loops go round a few times

@@ -7,13 +7,12 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.kernels.planned import launching_nothing, planned, results, specs_of
+from tests.kernels.planned import launching_nothing, planned, results, specs_of, without_groups
 from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
 from weft.planning.families import fused_backward
-from weft.planning.families.hopper import CONFIGS
 from weft.settings import interpreted
 
 from . import problems
@@ -40,8 +39,9 @@ FEW = replace(GPU, processors=1)
 @pytest.fixture(autouse=True)
 def _no_other_groups(monkeypatch):
     """The forward is of the usual kernels here, and gradients are of two: see test_group_queries and test_fused."""
-    monkeypatch.delitem(CONFIGS, "forward")
     monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
+    with without_groups("forward"):
+        yield
 
 
 DEALT = [*((name, 1) for name in CALLS), ("causal window", 3), ("dilated", 3)]  # to so many processors
