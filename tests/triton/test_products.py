@@ -64,6 +64,19 @@ def test_a_gated_product(config):
     check(product_of(config, "silu", True, residual=None, bias=None, kept=None), config, 2)
 
 
+def test_what_gradients_need_is_kept():
+    kernel = product_of(TINY, "gelu", residual=None)
+    check(kernel, TINY, 1, 1)
+    stores = kernel.asm["ptx"].count("cp.async.bulk.tensor.3d.global.shared")
+    assert stores and not product_of(TINY, "gelu", residual=None, kept=None).asm["ptx"].count("tensor.3d.global.shared")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("config", [one for one in DOUBLE if one.shared(2, 2) <= SHARED["sm_90"] << 10], ids=str)
+def test_a_gated_product_keeps_both(config):
+    check(product_of(config, "silu", True, residual=None, bias=None), config, 2, 2)
+
+
 @pytest.mark.more
 @pytest.mark.parametrize(
     "config", [one for one in SINGLE if not one.stored % 64 and one.shared(1, True) <= SHARED["sm_90"] << 10], ids=str
