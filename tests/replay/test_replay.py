@@ -186,3 +186,15 @@ def test_the_exit_code_says_whether_something_differs(registers, code, last, tmp
     monkeypatch.setattr("sys.argv", [*words, "--record"])
     assert command.main() == 0
     assert reference.read(tmp_path) == state(registers)
+
+
+def test_a_record_has_no_case_that_left_the_list(tmp_path, monkeypatch):
+    key = "dense", "sm_90"
+    listed = State({key: ["one"]}, {PLACE: {("dense", "forward.0"): KERNEL}})
+    kernels = {("gone", "forward.0"): KERNEL, ("dense", "forward.0"): replace(KERNEL, registers=64)}
+    write(State({("gone", "sm_90"): ["two"], key: ["zero"]}, {PLACE: kernels}), tmp_path)
+    monkeypatch.setattr(command, "_found", lambda wanted, asked: listed)
+    words = ["replay", "--record", "--only", "^dense$", "--triton", "3.7.1", "--against", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    assert command.main() == 0
+    assert read(tmp_path) == listed

@@ -40,6 +40,7 @@ def product_of(config, activation, gated=False, dtype="fp16", **missing):
     of_out = (config.rows, config.stored)
     weights = (1 + gated, config.cols, config.depth)
     boxes = {"x": (config.rows, config.depth), "weights": weights, "residual": of_out, "out": of_out}
+    boxes["kept"] = (1, *of_out)
     constants = {"ACTIVATION": activation, "BY_ROWS": False, "EVEN": True, **missing}
     constants |= {"gate_bias": None, "squares": None, "new_squares": None, "GATE": 1 if gated else None}
     return compiled(product, config, boxes, constants, dtype)
@@ -54,13 +55,26 @@ def check(kernel, config, weights, beside=False):
 
 @pytest.mark.parametrize("config", sample(SINGLE, SINGLE[2], SINGLE[6]), ids=str)
 def test_a_product_with_bias_and_gelu(config):
-    check(product_of(config, "gelu", residual=None), config, 1)
+    check(product_of(config, "gelu", residual=None, kept=None), config, 1)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("config", DOUBLE, ids=str)
 def test_a_gated_product(config):
-    check(product_of(config, "silu", True, residual=None, bias=None), config, 2)
+    check(product_of(config, "silu", True, residual=None, bias=None, kept=None), config, 2)
+
+
+def test_what_gradients_need_is_kept():
+    kernel = product_of(TINY, "gelu", residual=None)
+    check(kernel, TINY, 1, 1)
+    stores = kernel.asm["ptx"].count("cp.async.bulk.tensor.3d.global.shared")
+    assert stores and not product_of(TINY, "gelu", residual=None, kept=None).asm["ptx"].count("tensor.3d.global.shared")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("config", [one for one in DOUBLE if one.shared(2, 2) <= SHARED["sm_90"] << 10], ids=str)
+def test_a_gated_product_keeps_both(config):
+    check(product_of(config, "silu", True, residual=None, bias=None), config, 2, 2)
 
 
 @pytest.mark.more
@@ -76,11 +90,11 @@ def test_projections_with_rotations(config):
 
 
 def test_the_smallest_tile():
-    check(product_of(TINY, "relu", residual=None), TINY, 1)
+    check(product_of(TINY, "relu", residual=None, kept=None), TINY, 1)
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["one", "gated"])
 def test_float32_is_not_rounded_to_tf32(gated):
     """Only tests multiply it by these kernels; torch has it elsewhere."""
-    ptx = product_of(Config(32, 32, 16, 4, 2), "gelu", gated, "fp32", residual=None).asm["ptx"]
+    ptx = product_of(Config(32, 32, 16, 4, 2), "gelu", gated, "fp32", residual=None, kept=None).asm["ptx"]
     assert "tf32" not in ptx and "fma.rn.f32" in ptx
