@@ -2,9 +2,9 @@
 """The forward: a producer loads by tensor descriptors, consumers keep their queries' sums in registers.
 
 Each consumer has its rows of a block of queries. One or two terms, whose tiles follow each other in one ring. Boxes are
-of (batch row, head, place, lane, dim), where tokens are step * place + lane (`weft.planning.tma`). It means all that
-`weft.kernels.gpu.tile.fwd` does. `config.RowMax` says what is taken off scores. Rows whose sums leave the range are
-marked, and computed again when all blocks are done (`fwd_overflow`).
+of (batch row, head, place, lane, dim), where tokens are step * place + lane (`weft.planning.tma`). It means what
+`weft.kernels.gpu.tile.fwd` does, without options that add to scores. `config.RowMax` says what is taken off scores.
+Rows whose sums leave the range are marked, and computed again when all blocks are done (`fwd_overflow`).
 """
 
 from __future__ import annotations
