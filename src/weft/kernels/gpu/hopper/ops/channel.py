@@ -1,8 +1,9 @@
 """Channels: rings of shared memory between a producer, which fills stages, and consumers, which give them back.
 
-A stage of a channel has two barriers, one of a `Ring` has one. A phase of `full` completes when what the producer asked for is there; one of `empty`, when
-all consumers have given the stage back. The i-th tile of a ring lies in stage i mod STAGES. No ring stores a phase: the
-parity of i / STAGES is that of the phase to wait for (`phase_of`), so all functions pass i on.
+A stage of a channel has two barriers, one of a `Ring` has one. A phase of `full` completes when what the producer asked
+for is there; one of `empty`, when all consumers have given the stage back. The i-th tile of a ring lies in stage
+i mod STAGES. No ring stores a phase: the parity of i / STAGES is that of the phase to wait for (`phase_of`), so all
+functions pass i on.
 
 A consumer that does not need a tile still waits for it before it gives it back. An arrival that comes early would count
 for the tile before (`Channel.pass_over`).
