@@ -24,7 +24,7 @@ PROBLEMS = {
 PEERS = {
     "flex": "FlexAttention", "flex-tuned": "FlexAttention, tuned", "flex-flash": "FlexAttention, FLASH",
     "fa4": "FlashAttention-4", "xformers": "FlashAttention-3", "fa2": "FlashAttention-2", "cudnn": "cuDNN",
-    "flashinfer": "FlashInfer", "sdpa-mask": "SDPA with a mask",
+    "flashinfer": "FlashInfer", "sdpa-mask": "SDPA with a mask", "natten": "NATTEN", "cudnn-flex": "cuDNN flex",
 }  # fmt: skip
 FLASH = ("FlashAttention-3", "FlashAttention-4", "FlexAttention, FLASH")  # one family of kernels
 MARKED = (
@@ -71,7 +71,10 @@ def _pairs(machine: Machine, workload: str) -> Iterator[Pair]:
         return
     mine, peer = float(compared.mine["tflops"]), compared.rival["peer"]
     yield Pair(workload, mine, PEERS.get(peer, peer), float(compared.rival["tflops"]), False)
+    measured = {PEERS.get(peer, peer) for peer in machine.timed(workload, "fwd")}
     for library, figures in QUOTED.items() if machine.name == "NVIDIA H200" else ():
+        if library in measured:  # beside weft, so that no figure of another card stands for it
+            continue
         yield from (
             Pair(workload, one.weft_fwd or mine, library, one.fwd, True) for one in figures if one.workload == workload
         )
