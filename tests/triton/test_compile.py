@@ -281,7 +281,7 @@ def test_two_programs_of_a_list_of_blocks_fit_side_by_side(tmp_path, monkeypatch
     for taken in (forward, gradients):
         assert 2 * (taken.shared + RESERVED) <= (SHARED["sm_90"] + 1) * 1024
         assert taken.registers == 128 and taken.waits < 0.2
-    assert forward.inside == 0 and gradients.inside <= 5
+    assert forward.inside == 0 and gradients.inside <= 6
 
 
 @pytest.mark.more
