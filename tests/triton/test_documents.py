@@ -43,8 +43,9 @@ def test_tables_of_warp_groups(program):
         assert resources(compiler.compile_for(launch.kernel, TARGETS["sm_90"]), "sm_90").spilled == 0
     alike = source_of(replace(last.spec, counted=False))
     found, beside = (resources(compiler.compile_for(x, TARGETS["sm_90"]), "sm_90") for x in (last.kernel, alike))
-    assert replace(found, spilled=0) == replace(beside, spilled=0)
-    assert found.spilled <= beside.spilled + 16  # where rows may begin before token 0
+    assert replace(found, spilled=0, inside=0) == replace(beside, spilled=0, inside=0)
+    # forwards may begin before token 0, gradients clear rows of others
+    assert found.spilled <= beside.spilled + 16 and found.inside <= beside.inside + 2
 
 
 @pytest.mark.more
