@@ -41,10 +41,7 @@ def forward(C: tl.constexpr, tensors, walk, scale, shift, captured):
     first = tl.program_id(2) * walk.per
     for n in range(tl.minimum(walk.per, walk.batch - first)):
         b = first + n
-        member = b.to(tl.int64), tile.head.to(tl.int64)
-        q = _read(C, C.d, tensors.q, member, tile.q)
-        k = _read(C, C.d, tensors.k, member, tile.k)
-        v = _read(C, C.dv, tensors.v, member, tile.k)
+        member, q, k, v = _inputs(C, tensors, b, tile)
         s = tl.where(start == float("-inf"), float("-inf"), loads.products(C, q, k, start)) * log2_scale
         top = tl.max(s, 1)
         top = tl.where(top == float("-inf"), 0.0, top)
@@ -65,10 +62,7 @@ def gradients(C: tl.constexpr, tensors, walk, scale, shift, captured):
     first = tl.program_id(2) * walk.per
     for n in range(tl.minimum(walk.per, walk.batch - first)):
         b = first + n
-        member = b.to(tl.int64), tile.head.to(tl.int64)
-        q = _read(C, C.d, tensors.q, member, tile.q)
-        k = _read(C, C.d, tensors.k, member, tile.k)
-        v = _read(C, C.dv, tensors.v, member, tile.k)
+        member, q, k, v = _inputs(C, tensors, b, tile)
         dout = _read(C, C.dv, tensors.dout, member, tile.q)
         out = _read(C, C.dv, tensors.out, member, tile.q)
         row = _row(walk, b, tile)
@@ -122,6 +116,16 @@ def _rows_of(C: tl.constexpr, tensor, member, rows):
 def _read(C: tl.constexpr, chunks, tensor, member, rows):
     """Rows of a tensor, in chunks; 0 where there are none."""
     return loads.load(C, chunks, tensor, _rows_of(C, tensor, member, rows), rows.there)
+
+
+@triton.jit
+def _inputs(C: tl.constexpr, tensors, b, tile):
+    """(batch row and head, q, k, v) of a tile."""
+    member = b.to(tl.int64), tile.head.to(tl.int64)
+    q = _read(C, C.d, tensors.q, member, tile.q)
+    k = _read(C, C.d, tensors.k, member, tile.k)
+    v = _read(C, C.dv, tensors.v, member, tile.k)
+    return member, q, k, v
 
 
 @triton.jit

@@ -16,15 +16,14 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu import constants
-from weft.kernels.gpu.hopper.bwd_summed import LANES, block_of, load_side
+from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS, load_side, load_stats, visit_of
+from weft.kernels.gpu.hopper.bwd_summed import block_of
 from weft.kernels.gpu.hopper.fwd_loads import load_box
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, channel
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_columns
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
@@ -32,8 +31,7 @@ from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
 
-STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
-PARTS = gl.constexpr(3)  # of them, bfloat16 numbers whose sum is lse, or delta
+PARTS = gl.constexpr(3)  # of STATS, bfloat16 numbers whose sum is lse, or delta
 
 
 @aggregate
@@ -70,17 +68,6 @@ class Apart:
 
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_stats(to, at, first, run, rows, COUNTED: gl.constexpr):
-    """Ask for what a tile's scores and their gradients subtract. rows: those of a tile, places of the
-    numbers of one, and the step between rows."""
-    r, numbers, step = rows
-    row = (first + gl.minimum(r, run.count - 1 - first)) * step
-    if COUNTED:  # places are tokens, and a run may begin before the first
-        row = gl.maximum(row, -run.place)
-    async_copy.async_copy_global_to_shared(to, at + (gl.expand_dims(row * STATS, 1) + numbers))
-
-
-@gluon.jit
 def producer(state, CHAINED: gl.constexpr):
     """A block's rows; then tiles of the other side, and where these are queries their stats, of all heads that share
     the block's keys.
@@ -97,28 +84,26 @@ def producer(state, CHAINED: gl.constexpr):
     i = 0
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        batch, own, walked, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
+        visit = visit_of(number, scheduler)
+        batch, run = visit.batch, visit.run
+        own, walked, share = visit.kv_head, visit.head, visit.share
         if OF_QUERIES:
             own, walked, share = walked, own, gl.to_tensor(1)
-        place, lane = place_of(item, 0, 1)
-        run = run_of(item, 0, 1)
-        first, _ = keys_of(item, 0)
-        where = [batch, own, place, lane, 0]
+        where = [batch, own, visit.place, visit.lane, 0]
         load_side(t, where, state.of_own_s, state.own_s_box, state.own_s)
         if cfg.makes != "dv":
             load_side(t, where, state.of_own_g, state.own_g_box, state.own_g)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats
         for h in range(0, share):
-            row = (batch.to(gl.int64) * state.heads + walked + h) * state.length + origin + first
+            row = (batch.to(gl.int64) * state.heads + walked + h) * state.length + origin + visit.first
             for j in range(0, tiles_of(run.count, cfg.columns)):
                 where = [batch, walked + h, run.place + j * cfg.columns, run.lane, 0]
                 load_box(i, state.s_box, state.s, state.of_s, where)
                 load_box(i, state.g_box, state.g, of_g, where)
                 if not OF_QUERIES:
                     to, at = state.stats.index(of_g.stage(i)), state.Stats + row * STATS
-                    load_stats(to, at, j * cfg.columns, run, (r, numbers, step), cfg.counted)
+                    load_stats(to, at, j * cfg.columns, run.count, (r, numbers, step))
                     of_g.commit(i)
                 i += 1
         t += 1

@@ -20,9 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
-from weft.kernels.gpu.hopper.bwd_summed import LANES, load_side, odd_rows_exchanged
+from weft.kernels.gpu.hopper.bwd_loads import LANES, load_pair, load_side, visit_of
+from weft.kernels.gpu.hopper.bwd_summed import odd_rows_exchanged
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tile_at, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, exchanged, first_factor, flat, line, matrix, tiles
@@ -81,11 +82,7 @@ def load_queries(i, j, at, run, rows, state):
     queries = state.queries
     stage = queries.stage(i)
     place, first = tile_at(state.scheduler.table, j, run, state.cfg)
-    queries.acquire(i)
-    queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    where = [at[0], at[1], place, run.lane, 0]
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
-    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
+    load_pair(i, [at[0], at[1], place, run.lane, 0], state)
     row = (first + rows[0]) * rows[1]
     for n in gl.static_range(PAIR):
         async_copy.async_copy_global_to_shared(state.stats.index(PAIR * stage + n), at[2] + row * PAIR + n)
@@ -106,22 +103,18 @@ def producer(state, CHAINED: gl.constexpr):
     i = 0
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
-        place, lane = place_of(item, 0, 1)
-        run = run_of(item, 0, 1)
-        first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
-        where = [batch, kv_head, place, lane, 0]
-        n = tiles_of(run.count, cfg.columns)
+        visit = visit_of(number, scheduler)
+        where = [visit.batch, visit.kv_head, visit.place, visit.lane, 0]
+        n = tiles_of(visit.run.count, cfg.columns)
         if n > 0:
             load_side(t, where, state.keys, state.k_box, state.k)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
-        for h in range(0, share):
-            row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
-            at = (batch, head + h, state.Stats + row * PAIR)
+        for h in range(0, visit.share):
+            row = (visit.batch.to(gl.int64) * state.heads + visit.head + h) * state.length + origin + visit.first
+            at = (visit.batch, visit.head + h, state.Stats + row * PAIR)
             for j in range(0, n):
-                load_queries(i, j, at, run, (r, step), state)
+                load_queries(i, j, at, visit.run, (r, step), state)
                 if (h | j) == 0:
                     load_side(t, where, state.values, state.v_box, state.v)
                 i += 1

@@ -18,14 +18,13 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu import constants
+from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS, load_pair, load_side, load_stats, visit_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
@@ -33,9 +32,7 @@ from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
-STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
 DS = gl.constexpr(2)  # tiles of what dQ is made of
-LANES = gl.constexpr(32)
 
 
 @aggregate
@@ -87,27 +84,10 @@ def load_queries(i, j, at, run, rows, state):
     """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
     tile, places of the numbers of one, and the step between rows.
     """
-    cfg: gl.constexpr = state.cfg
-    queries = state.queries
-    stage, first = queries.stage(i), j * cfg.columns
-    queries.acquire(i)
-    queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    where = [at[0], at[1], run.place + first, run.lane, 0]
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
-    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
-    r, numbers, step = rows
-    row = (first + gl.minimum(r, run.count - 1 - first)) * step
-    more = gl.expand_dims(row * STATS, 1) + numbers
-    async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
-    queries.commit(i)
-
-
-@gluon.jit
-def load_side(t, where, side, box, to):
-    """Ask for the keys of block t, or for their values, once those of the block before are not read any more."""
-    side.acquire(t)
-    side.expect(t, box.block_type.nbytes)
-    tma.async_copy_global_to_shared(box, where, side.full.index(0), to.index(0))
+    first = j * state.cfg.columns
+    load_pair(i, [at[0], at[1], run.place + first, run.lane, 0], state)
+    load_stats(state.stats.index(state.queries.stage(i)), at[2], first, run.count, rows)
+    state.queries.commit(i)
 
 
 @gluon.jit
@@ -123,19 +103,16 @@ def producer(state, CHAINED: gl.constexpr):
     i = 0
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
-        place, lane = place_of(item, 0, 1)
-        run = run_of(item, 0, 1)
-        first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
-        where = [batch, kv_head, place, lane, 0]
+        visit = visit_of(number, scheduler)
+        run = visit.run
+        where = [visit.batch, visit.kv_head, visit.place, visit.lane, 0]
         load_side(t, where, state.values, state.v_box, state.v)  # first, since they are free first
         load_side(t, where, keys, state.k_box, state.k)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
-        for h in range(0, share):
-            row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
-            at = (batch, head + h, state.Stats + row * STATS)
+        for h in range(0, visit.share):
+            row = (visit.batch.to(gl.int64) * state.heads + visit.head + h) * state.length + origin + visit.first
+            at = (visit.batch, visit.head + h, state.Stats + row * STATS)
             for j in range(0, tiles_of(run.count, cfg.columns)):
                 load_queries(i, j, at, run, (r, numbers, step), state)
                 i += 1

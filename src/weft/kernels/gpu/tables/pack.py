@@ -208,7 +208,7 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
     grid = grid_extents(nest) if groups and rank > 1 else None
     short, work, beside = False, work[order] // shares.of, np.zeros(0, np.int32)
     if grid is not None:
-        items, beside, work = with_grid_ranges(nest, items, words.size, tiling in SUMS)
+        items, beside, work = with_grid_ranges(nest, items, words.size)
     if reach is not None:
         shares_of = ranges_of(nest, items, reach, has_row_bounds(tiling), tiling in SUMS)
         short, work = is_short(nest, items, shares_of), time_of(nest, items, shares_of)

@@ -126,17 +126,17 @@ def grid_tiles(table, item, cfg: gl.constexpr):
 
 
 @gluon.jit
-def place_in(heads, at, dim, state):
+def place_in(heads, at, state):
     """Where a descriptor has a box. at: its coordinates. Beside three axes batch rows are one axis with heads, or with
     the first one.
     """
     if state.cfg.axes == 2:
-        where = [heads[0], heads[1], at[0], at[1], dim]
+        where = [heads[0], heads[1], at[0], at[1], 0]
     elif state.cfg.batch_by_places:
         places = gl.load(state.scheduler.table + 4)  # of the first axis
-        where = [heads[1], heads[0] * places + at[0], at[1], at[2], dim]
+        where = [heads[1], heads[0] * places + at[0], at[1], at[2], 0]
     else:
-        where = [heads[0] * state.heads + heads[1], at[0], at[1], at[2], dim]
+        where = [heads[0] * state.heads + heads[1], at[0], at[1], at[2], 0]
     return where
 
 
@@ -157,7 +157,7 @@ def grid_range(item, consumer_id, cfg: gl.constexpr):
 class GridCut:
     """What rows see along each axis, counted from the first key that their block walks: a word of two bounds.
 
-    words: the block's list of tiles. A word takes a register where two bounds take two, and gradients have none left.
+    words: the block's list of tiles. A word takes a register where two bounds take two.
     """
 
     words: gl.tensor
