@@ -180,6 +180,7 @@ def _models() -> Iterable[Workload]:
     )  # fmt: skip
     yield square("packed_files_64k", (1, 16, 128), Documents(FILES), "decoder", source="lengths of real files")
     yield square("prefix_lm_2048", (1, 16, 8192, 128), Prefix(2048), "")
+    yield square("prefix_lm_4096", (1, 16, 16384, 128), Prefix(4096), "")
     share = Documents((2048, *(768,) * 8), shared=True)
     yield square("share_question", (1, 16, 128), share, "decoder", source="one question, eight answers")
     yield square("block_list_64", (1, 16, 32768, 128), RandomBlocks(51), "")
@@ -233,6 +234,12 @@ def _scaling() -> Iterable[Workload]:
         yield square(f"scaling_{size}", (1, 8, 1 << power, 128), Band(1023), "scaling decoder")
 
 
+def _lengths() -> Iterable[Workload]:
+    """Causal attention of 16384 tokens in sequences of one length, as most training has them."""
+    for tokens in (512, 1024, 2048, 4096):
+        yield square(f"causal_{tokens}", (16384 // tokens, 16, tokens, 128), Band(), "lengths decoder")
+
+
 def _widths() -> Iterable[Workload]:
     """Two of the core at head dimensions that are no powers of two."""
     for dim in (80, 96):
@@ -251,7 +258,7 @@ def _cpu() -> Iterable[Workload]:
 
 
 WORKLOADS: dict[str, Workload] = {
-    w.name: w for part in (_core, _models, _grids, _decode, _stof, _scaling, _widths, _cpu) for w in part()
+    w.name: w for part in (_core, _models, _grids, _decode, _stof, _scaling, _lengths, _widths, _cpu) for w in part()
 }
 TAGS: tuple[str, ...] = tuple(sorted({tag for w in WORKLOADS.values() for tag in w.tags}))
 
