@@ -36,7 +36,7 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     programs *= resident(wave.kind.tiling)
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
-    apart = has_row_bounds(wave.kind.tiling) and wave.work.min() != wave.work.max()
+    apart = has_row_bounds(wave.kind.tiling, wave.kind.rank) and wave.work.min() != wave.work.max()
     if apart and wave.kind.tiling not in SUMS:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST:
