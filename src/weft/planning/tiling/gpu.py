@@ -147,7 +147,9 @@ class _Counted:
         if key not in self.groups:
             blocks, groups = self._bounds(term, axis, rows), self._bounds(term, axis, own)
             count = -(-int(self.lanes[axis][term].rows.max(initial=0)) // own)
-            first = np.repeat(blocks.start, rows // own, axis=1)[:, :count] if blocks.start.shape[1] > 1 else blocks.start
+            first = blocks.start  # one column for all tiles, or one for each
+            if first.shape[1] > 1:
+                first = np.repeat(first, rows // own, axis=1)[:, :count]
             seen = -((first - groups.stop) // cols) - (groups.start - first) // cols
             seen = np.where(groups.stop > groups.start, seen, 0)
             self.groups[key] = int(np.broadcast_to(seen, (len(seen), count)).sum())
