@@ -41,11 +41,11 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     programs *= resident(wave.kind.tiling)
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
-    apart = has_row_bounds(wave.kind.tiling) and wave.work.min() != wave.work.max()
+    apart = has_row_bounds(wave.kind.tiling, wave.kind.rank) and wave.work.min() != wave.work.max()
     claimed = wave.kind.tiling in SUMS and wave.kind.tiling != LISTED
     if claimed and apart:
         blocks = blocks[_last_by_length(blocks, wave.work, programs)]
-    elif apart:
+    elif apart and wave.kind.tiling not in SUMS:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST and not claimed:
         time = wave.work[blocks[:, 0]]
