@@ -59,6 +59,12 @@ class TileScheduler:
         return gl.load(self.table), gl.load(self.table + 3)
 
     @gluon.jit
+    def walked_rows(self):
+        """The same of the rows that the first term walks."""
+        part = self.part()
+        return gl.load(part), gl.load(part + PART)
+
+    @gluon.jit
     def where(self, number):
         """(item, member) of a block; beyond the last one those of that."""
         at = self.table + self.blocks_at + 2 * gl.minimum(number, self.blocks - 1)
