@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.bwd_loads import LANES, load_pair, load_side, visit_of
-from weft.kernels.gpu.hopper.bwd_summed import Summed, ask_dk, leave_part
+from weft.kernels.gpu.hopper.bwd_summed import Summed, leave_part
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
@@ -126,7 +126,8 @@ def walk(t, i, count, sums, state):
         i = opaque(i)
         dv, ds = ask_dv(i, dv, state)
         dq = ask_dq(i, 0, state)
-        dk = ask_dk(i, ds, dk, state)
+        q = matrix(state.q.index(state.queries.stage(i)))
+        dk = warpgroup_mma(gl.convert_layout(ds, first_factor(state.cfg.width)), q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, (dv, dq))
         leave_part(i, dq, 0, state)
         dk, dq = warpgroup_mma_wait(0, (dk, ask_dq(i, 1, state)))
