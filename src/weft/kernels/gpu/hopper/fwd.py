@@ -332,7 +332,7 @@ def fwd(inputs, read, outputs, scheduler, sizes, cfg: gl.constexpr):
         gl.static_assert(cfg.consumers == 4)
         gl.warp_specialize([
             (consumer, (0, state)), (consumer, (1, state)), (consumer, (2, state)), (consumer, (3, state)),
-            (producer, (state,)),
+            (grid_producer if cfg.axes else producer, (state,)),
         ], [WARPS, WARPS, WARPS, cfg.producer_warps], [COMPUTE, COMPUTE, COMPUTE, LOAD])  # fmt: skip
     recompute_marked(state, inputs)
 

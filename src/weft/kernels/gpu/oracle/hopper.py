@@ -81,6 +81,8 @@ def blocks(call: Call) -> Iterator[Block]:
     law(0 < at and at + 2 * count <= words.size, "blocks lie beyond the tables")
     every = words[at : at + 2 * count].reshape(-1, 2)
     law(len(np.unique(every, axis=0)) == count, "a block is taken twice")
+    if call.spec.claims:
+        _claimed(call, count)
     for program in range(programs):
         for number in range(program, count, programs):
             item, member = (int(x) for x in every[number])
@@ -88,6 +90,13 @@ def blocks(call: Call) -> Iterator[Block]:
             law(0 <= item < found.items, f"item {item} of {found.items} is a block")
             mine = words[place.items_at + place.record * item :][: place.record]
             yield Block(found.owner, words, place.parts_at, mine, int(mine[0]), int(mine[1]))
+
+
+def _claimed(call: Call, count: int) -> None:
+    """Programs claim a block where they had one, and one more that is not there."""
+    counter, here = call.flat("Claimed"), np.zeros(1, np.int64)
+    law(int(counter.load(here)[0]) == 0, "blocks are claimed from a counter that is not 0")
+    counter.store(np.array([float(count)]), here)
 
 
 def _rows(block: Block, group: int) -> Ints:

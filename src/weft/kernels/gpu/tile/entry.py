@@ -19,7 +19,7 @@ BODIES: dict[str, tuple[str, str, tuple[Field, ...]]] = {
     "dkdv": (
         "bwd_dkdv", "key_gradients", ("Q", "K", "V", "DOut", "DQ", "DK", "DV", NUMBERS, "Sums", "Slots", ENTRIES),
     ),
-    "delta": ("delta", "delta", ("Out", "DOut", "DQ", NUMBERS)),
+    "delta": ("delta", "delta", ("Out", "DOut", "DQ", NUMBERS, "Claimed")),
 }  # fmt: skip
 LAUNCH = "Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length, their_length"
 
