@@ -42,11 +42,12 @@ class Summed:
 
     k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: dS of two tiles. ones: factors that add lse
     and delta to products, of each consumer; `stats` has them as sums of bfloat16 numbers, see `constants.STATS`. sums:
-    the dQ of a tile, each consumer's columns.
+    the dQ of a tile, in parts of its dims, as many as there are consumers.
 
-    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
-    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
-    of queries.
+    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: all consumers left dS of a tile;
+    used: all have read it. made: dQ of a tile was left; taken: the adder's copies have read it. heads, length: of
+    queries. `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and
+    neither `ones` nor `used`.
     """
 
     cfg: gl.constexpr
@@ -59,13 +60,13 @@ class Summed:
     do: gl.shared_memory_descriptor
     stats: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor
-    ones: gl.shared_memory_descriptor
+    ones: Any
     sums: gl.shared_memory_descriptor
     keys: Channel
     values: Channel
     queries: Channel
     ready: Ring
-    used: Ring
+    used: Any
     made: Ring
     taken: Ring
     scheduler: TileScheduler
@@ -275,13 +276,19 @@ def odd_rows_exchanged(x):
 
 
 @gluon.jit
-def leave_dq(i, dq, consumer_id: gl.constexpr, state):
-    """Leave the consumer's channels of the dQ of tile i of the ring for who adds it to memory."""
+def leave_part(i, dq, part: gl.constexpr, state):
+    """Leave a part of the dQ of tile i of the ring in shared memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
     COLUMNS: gl.constexpr = dq.type.shape[1]
     dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+
+
+@gluon.jit
+def leave_dq(i, dq, consumer_id: gl.constexpr, state):
+    """Leave the consumer's part of the dQ of tile i of the ring for who adds it to memory."""
+    leave_part(i, dq, consumer_id, state)
     fence_async_shared()
     state.made.arrive(i)
 
