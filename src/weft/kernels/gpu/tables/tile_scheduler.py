@@ -21,7 +21,8 @@ from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
 from weft.planning.families.hopper import SUMS, has_row_bounds, resident
 
-MOST = 1 << 14  # blocks, with more of which no program has few
+MOST = 1 << 14  # blocks on lines, with more of which no program has few
+MOST_ON_GRIDS = 1 << 16  # where every so many'th block may see twice as much as others
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
 EXCHANGES = 1000  # at most; some 200 are enough for 2,048 blocks
 GAIN = 0.98  # of the busiest program's time; blocks that are alike stay in order
@@ -39,7 +40,7 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     apart = has_row_bounds(wave.kind.tiling) and wave.work.min() != wave.work.max()
     if apart and wave.kind.tiling not in SUMS:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
-    if programs < len(blocks) <= MOST:
+    if programs < len(blocks) <= (MOST_ON_GRIDS if wave.kind.boxes and wave.kind.tiling in SUMS else MOST):
         time = wave.work[blocks[:, 0]]
         turns = _shared_out(time, programs)
         if apart:

@@ -1,0 +1,273 @@
+# ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+"""All gradients on a grid in one walk for each block of keys, as `bwd_summed` has them on lines.
+
+A block's keys and tiles of queries are boxes, and a list says which tiles there are (`tables.grid_ranges`). The two
+consumers have a part of the box each, so some tiles are seen by one of them alone. The other then leaves zeros for dQ.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_wait
+
+from weft.kernels.gpu.hopper.bwd_loads import STATS, copy_stats, load_pair, load_side
+from weft.kernels.gpu.hopper.bwd_summed import (
+    DS,
+    ask_dk,
+    ask_dq,
+    ask_scores,
+    leave_dq,
+    leave_ds,
+    leave_ones,
+    memory_of,
+)
+from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.blocks import Range
+from weft.kernels.gpu.hopper.ops.epilogue import BoxRows, store_rows
+from weft.kernels.gpu.hopper.ops.grids import (
+    GridCut,
+    box_tokens,
+    grid_cut,
+    grid_range,
+    grid_rows,
+    grid_tiles,
+    grid_words,
+    place_in,
+    rows_at,
+)
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, matrix
+from weft.kernels.gpu.hopper.ops.mask import masked
+from weft.kernels.gpu.hopper.ops.values import opaque
+
+
+# ---- producer --------------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_queries(i, at, heads, stats, rows, state):
+    """Ask for a tile as tile i of the ring. at: its coordinates; stats: where those of its head begin; rows: those of a
+    tile, and places of the numbers of one.
+    """
+    r, numbers = rows
+    load_pair(i, place_in(heads, at, 0, state), state)
+    token = box_tokens(state.scheduler.part(), at, r, state.cfg)
+    copy_stats(state.stats.index(state.queries.stage(i)), stats, token, numbers)
+    state.queries.commit(i)
+
+
+@gluon.jit
+def grid_producer(state, CHAINED: gl.constexpr):
+    """As `bwd_summed.producer`."""
+    cfg: gl.constexpr = state.cfg
+    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
+    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
+    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    scheduler = state.scheduler
+    i = 0
+    t = 0
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        member, item = scheduler.places(scheduler.where(number))
+        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
+        where = place_in((batch, kv_head), rows_at(0, item, cfg), 0, state)
+        load_side(t, where, state.values, state.v_box, state.v)  # first, since they are free first
+        load_side(t, where, state.keys, state.k_box, state.k)
+        if CHAINED and t == 0:
+            gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
+        tiles = grid_tiles(scheduler.table, item, cfg)
+        for h in range(0, share):
+            stats = state.Stats + (batch.to(gl.int64) * state.heads + head + h) * state.length * STATS
+            for j in range(0, tiles.count):
+                load_queries(i, tiles.place(j, cfg), (batch, head + h), stats, (r, numbers), state)
+                i += 1
+        t += 1
+
+
+# ---- consumers -------------------------------------------------------------------------------------------------------
+@aggregate
+class Own:
+    """What a consumer holds of a block's memory: its rows of K and V, and its dims of all keys."""
+
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    k_dims: gl.shared_memory_descriptor
+
+
+@aggregate
+class Block:
+    """A block of keys: batch row and head, a pointer to its integers, its tiles, and how many heads walk these.
+
+    Of one consumer it has what its rows see, and which tiles.
+    """
+
+    batch: gl.tensor
+    kv_head: gl.tensor
+    item: gl.tensor
+    tiles: gl.tensor
+    share: gl.tensor
+    cut: GridCut
+    seen: Range
+
+
+@gluon.jit
+def block_of(number, consumer_id: gl.constexpr, r, state):
+    """A block as the consumer needs it; beyond the last one that. r: rows of a consumer."""
+    cfg: gl.constexpr = state.cfg
+    table, scheduler = state.scheduler.table, state.scheduler
+    member, item = scheduler.places(scheduler.where(number))
+    tiles = grid_tiles(table, item, cfg)
+    cut = grid_cut(table, scheduler.part(), tiles, grid_rows(table, item, consumer_id * cfg.rows + r, cfg), cfg)
+    seen = grid_range(item, consumer_id, cfg)
+    return Block(gl.load(member), gl.load(member + 1), item, tiles.count, gl.load(member + 3), cut, seen)
+
+
+@gluon.jit
+def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
+    """As `bwd_summed.ask_dv`. A mask is made while products are, of full tiles too: a branch would wait for these."""
+    cfg: gl.constexpr = state.cfg
+    columns = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, accumulator(cfg.columns)))
+    word = gl.load(block.cut.words + j)
+    state.queries.wait(i)
+    x, y = ask_scores(i, consumer_id, own, state)
+    words, bit = grid_words(word, block.cut, columns, cfg)
+    x = warpgroup_mma_wait(2, (x,))
+    if (j < block.seen.below) | (j >= block.seen.beyond):
+        x = masked(x, words, bit, float("-inf"))
+    return leave_ds(i, (x, y), consumer_id, dv, state)
+
+
+@gluon.jit
+def pass_over(i, count, consumer_id: gl.constexpr, own, state):
+    """Leave zeros for tiles that the other consumer alone sees, and dQ of each tile before. Returns the tile after."""
+    cfg: gl.constexpr = state.cfg
+    none = gl.zeros([cfg.rows, cfg.columns], state.q.dtype, by_rows(cfg.columns, 4))
+    for _ in range(0, count):
+        i = opaque(i)
+        state.queries.wait(i)
+        state.queries.release(i)
+        state.used.wait_before(i)
+        state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(none)
+        fence_async_shared()
+        state.ready.arrive(i)
+        dq = warpgroup_mma_wait(0, (ask_dq(i - 1, own, state),))
+        state.used.arrive(i - 1)
+        leave_dq(i - 1, dq, consumer_id, state)
+        i += 1
+    return i
+
+
+@gluon.jit
+def add_tiles(i, begin, end, consumer_id: gl.constexpr, own, block, sums, state):
+    """(the tile after, dK, dV) over some tiles of the list, with dQ of each tile before."""
+    dk, dv = sums
+    j = begin
+    for _ in range(begin, end):
+        i, j = opaque(i), opaque(j)
+        dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state)
+        dq = ask_dq(i - 1, own, state)
+        dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
+        dv, dq = warpgroup_mma_wait(1, (dv, dq))
+        state.used.arrive(i - 1)
+        leave_dq(i - 1, dq, consumer_id, state)
+        dk = warpgroup_mma_wait(0, (dk,))
+        state.queries.release(i)
+        i, j = i + 1, j + 1
+    return i, dk, dv
+
+
+@gluon.jit
+def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
+    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. Both consumers compute
+    the first tile, since it has none before.
+    """
+    dk, dv = sums
+    begin, end, count = opaque(block.seen.begin), opaque(block.seen.end), opaque(block.tiles)
+    for _ in range(0, gl.minimum(count, 1)):  # a branch: a loop of at most one turn
+        dv, ds = ask_dv(i, 0, consumer_id, own, block, dv, state)
+        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
+        state.queries.release(i)
+        i += 1
+        done = 1  # tiles of the list
+        for _ in range(0, opaque(block.share)):
+            first = gl.maximum(begin, done)
+            last = gl.maximum(end, first)
+            i = pass_over(i, first - done, consumer_id, own, state)
+            i, dk, dv = add_tiles(i, first, last, consumer_id, own, block, (dk, dv), state)
+            i = pass_over(i, count - last, consumer_id, own, state)
+            done = 0
+        state.values.release(t)
+        dq = warpgroup_mma_wait(0, (ask_dq(i - 1, own, state),))
+        state.used.arrive(i - 1)
+        leave_dq(i - 1, dq, consumer_id, state)
+    if count == 0:
+        state.values.release(t)
+    return i, dk, dv
+
+
+@gluon.jit
+def grid_consumer(consumer_id: gl.constexpr, state):
+    """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
+    none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
+    none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
+    leave_ones(consumer_id, state)
+    scheduler = state.scheduler
+    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
+    own = Own(
+        k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0),
+        k.slice(consumer_id * DIMS, DIMS, dim=1),
+    )  # fmt: skip
+    i = 0
+    t = 0
+    block = block_of(gl.program_id(0), consumer_id, r, state)
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        state.keys.wait(t)
+        state.values.wait(t)
+        i, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
+        state.keys.release(t)
+        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)  # before results are written
+        rows = BoxRows(block.batch, block.kv_head, gl.to_tensor(0), scheduler.table, block.item, cfg)
+        store_rows(dk * state.scale, state.DK, rows, consumer_id)
+        store_rows(dv, state.DV, rows, consumer_id)
+        block = after
+        t += 1
+
+
+# ---- dQ --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def grid_adder(state):
+    """As `bwd_summed.adder`."""
+    cfg: gl.constexpr = state.cfg
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
+    scheduler = state.scheduler
+    i = 0
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        member, item = scheduler.places(scheduler.where(number))
+        batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
+        tiles = grid_tiles(scheduler.table, item, cfg)
+        for h in range(0, share):
+            for j in range(0, tiles.count):
+                at = tiles.place(j, cfg)
+                state.made.wait(i)
+                for consumer_id in gl.static_range(cfg.consumers):
+                    where = place_in((batch, head + h), at, consumer_id * DIMS, state)
+                    # the copy adds, see `compile.adding`
+                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
+                tma.store_wait(0)  # until it has been read
+                state.taken.arrive(i)
+                i += 1
+
+
+# ---- the kernel ------------------------------------------------------------------------------------------------------
+@gluon.jit
+def bwd_grid(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
+    """As `bwd_summed`."""
+    state = memory_of(Stats, read, outputs, scheduler, sizes, cfg)
+    gl.static_assert(cfg.consumers == 2)
+    gl.warp_specialize([
+        (grid_consumer, (0, state)), (grid_consumer, (1, state)), (grid_producer, (state, CHAINED)),
+        (grid_adder, (state,)),
+    ], [4, cfg.producer_warps, 1],
+       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
