@@ -136,8 +136,19 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
 
 
 @gluon.jit
-def pass_over(i, count, consumer_id: gl.constexpr, own, state):
-    """Leave zeros for tiles that the other consumer alone sees, and dQ of each tile before. Returns the tile after."""
+def add_dq(i, start, consumer_id: gl.constexpr, own, state):
+    """Leave dQ of tile i, unless it comes before a block's first one."""
+    if i >= start:
+        dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
+        state.used.arrive(i)
+        leave_dq(i, dq, consumer_id, state)
+
+
+@gluon.jit
+def pass_over(i, count, start, consumer_id: gl.constexpr, own, state):
+    """Leave zeros for tiles that the other consumer alone sees, and dQ of each tile before. Returns the tile after.
+    start: the block's first tile.
+    """
     cfg: gl.constexpr = state.cfg
     none = gl.zeros([cfg.rows, cfg.columns], state.q.dtype, by_rows(cfg.columns, 4))
     for _ in range(0, count):
@@ -148,9 +159,7 @@ def pass_over(i, count, consumer_id: gl.constexpr, own, state):
         state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(none)
         fence_async_shared()
         state.ready.arrive(i)
-        dq = warpgroup_mma_wait(0, (ask_dq(i - 1, own, state),))
-        state.used.arrive(i - 1)
-        leave_dq(i - 1, dq, consumer_id, state)
+        add_dq(i - 1, start, consumer_id, own, state)
         i += 1
     return i
 
@@ -176,36 +185,43 @@ def add_tiles(i, begin, end, consumer_id: gl.constexpr, own, block, sums, state)
 
 @gluon.jit
 def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
-    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. Both consumers compute
-    the first tile, since it has none before.
+    """(tiles so far, those that are left to pass over, dK, dV) over block t's tiles of queries of all heads that share
+    its keys. Its values are given back as soon as the consumer has read them.
     """
     dk, dv = sums
-    begin, end, count = opaque(block.seen.begin), opaque(block.seen.end), opaque(block.tiles)
-    for _ in range(0, gl.minimum(count, 1)):  # a branch: a loop of at most one turn
+    begin, end, count, start = opaque(block.seen.begin), opaque(block.seen.end), opaque(block.tiles), i
+    for _ in range(0, gl.where(begin == 0, gl.minimum(end, 1), 0)):  # the first tile, which has none before
         dv, ds = ask_dv(i, 0, consumer_id, own, block, dv, state)
         dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
         state.queries.release(i)
         i += 1
-        done = 1  # tiles of the list
-        for _ in range(0, opaque(block.share)):
-            first = gl.maximum(begin, done)
-            last = gl.maximum(end, first)
-            i = pass_over(i, first - done, consumer_id, own, state)
-            i, dk, dv = add_tiles(i, first, last, consumer_id, own, block, (dk, dv), state)
-            i = pass_over(i, count - last, consumer_id, own, state)
-            done = 0
-        state.values.release(t)
-        dq = warpgroup_mma_wait(0, (ask_dq(i - 1, own, state),))
-        state.used.arrive(i - 1)
-        leave_dq(i - 1, dq, consumer_id, state)
-    if count == 0:
-        state.values.release(t)
-    return i, dk, dv
+    done = i - start  # tiles of the list
+    left = count * 0
+    for _ in range(0, opaque(block.share)):
+        first = gl.maximum(begin, done)
+        last = gl.maximum(end, first)
+        i = pass_over(i, left + first - done, start, consumer_id, own, state)
+        i, dk, dv = add_tiles(i, first, last, consumer_id, own, block, (dk, dv), state)
+        left = count - last
+        done = 0
+    state.values.release(t)
+    return i, opaque(left), dk, dv
+
+
+@gluon.jit
+def store_sums(sums, block, consumer_id: gl.constexpr, state):
+    """Write dK and dV of the consumer's keys."""
+    rows = BoxRows(block.batch, block.kv_head, gl.to_tensor(0), state.scheduler.table, block.item, state.cfg)
+    store_rows(sums[0] * state.scale, state.DK, rows, consumer_id)
+    store_rows(sums[1], state.DV, rows, consumer_id)
 
 
 @gluon.jit
 def grid_consumer(consumer_id: gl.constexpr, state):
-    """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
+    """dK and dV of one warp group's keys, and its dims of dQ, block after block.
+
+    Results are written before tiles that are left to pass over, while the other consumer computes these.
+    """
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
     DIMS: gl.constexpr = cfg.width // cfg.consumers
@@ -213,7 +229,6 @@ def grid_consumer(consumer_id: gl.constexpr, state):
     none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
     leave_ones(consumer_id, state)
-    scheduler = state.scheduler
     k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
     own = Own(
         k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0),
@@ -222,15 +237,20 @@ def grid_consumer(consumer_id: gl.constexpr, state):
     i = 0
     t = 0
     block = block_of(gl.program_id(0), consumer_id, r, state)
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    for number in range(gl.program_id(0), state.scheduler.blocks, gl.num_programs(0)):
         state.keys.wait(t)
         state.values.wait(t)
-        i, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
+        start = i
+        i, left, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
+        early = gl.minimum(left, 1)
+        for _ in range(0, early):  # a branch: a loop of at most one turn
+            store_sums((dk, dv), block, consumer_id, state)
+        i = pass_over(i, left, start, consumer_id, own, state)
+        add_dq(i - 1, start, consumer_id, own, state)
         state.keys.release(t)
         after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)  # before results are written
-        rows = BoxRows(block.batch, block.kv_head, gl.to_tensor(0), scheduler.table, block.item, cfg)
-        store_rows(dk * state.scale, state.DK, rows, consumer_id)
-        store_rows(dv, state.DV, rows, consumer_id)
+        for _ in range(early, 1):
+            store_sums((dk, dv), block, consumer_id, state)
         block = after
         t += 1
 
