@@ -10,6 +10,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
+from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu.hopper.bwd_loads import STATS, copy_stats, load_pair, load_side
@@ -37,7 +38,7 @@ from weft.kernels.gpu.hopper.ops.grids import (
     place_in,
     rows_at,
 )
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, matrix
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, flat, matrix
 from weft.kernels.gpu.hopper.ops.mask import masked
 from weft.kernels.gpu.hopper.ops.values import opaque
 
@@ -85,50 +86,65 @@ def grid_producer(state, CHAINED: gl.constexpr):
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds of a block's memory: its rows of K and V, and its dims of all keys."""
+    """What a consumer holds of a block's memory: its rows of K and V, its dims of all keys, and what its rows see."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     k_dims: gl.shared_memory_descriptor
+    bounds: gl.shared_memory_descriptor
 
 
 @aggregate
 class Block:
     """A block of keys: batch row and head, a pointer to its integers, its tiles, and how many heads walk these.
 
-    Of one consumer it has what its rows see, and which tiles.
+    Of one consumer it has the tiles that its rows see. words: the list of them.
     """
 
     batch: gl.tensor
     kv_head: gl.tensor
     item: gl.tensor
+    words: gl.tensor
     tiles: gl.tensor
     share: gl.tensor
-    cut: GridCut
     seen: Range
 
 
 @gluon.jit
-def block_of(number, consumer_id: gl.constexpr, r, state):
-    """A block as the consumer needs it; beyond the last one that. r: rows of a consumer."""
+def block_of(number, consumer_id: gl.constexpr, state):
+    """A block as the consumer needs it; beyond the last one that."""
+    member, item = state.scheduler.places(state.scheduler.where(number))
+    tiles = grid_tiles(state.scheduler.table, item, state.cfg)
+    seen = grid_range(item, consumer_id, state.cfg)
+    return Block(gl.load(member), gl.load(member + 1), item, tiles.words, tiles.count, gl.load(member + 3), seen)
+
+
+@gluon.jit
+def leave_bounds(bounds, item, consumer_id: gl.constexpr, state):
+    """Leave what the consumer's rows of a block see in shared memory: registers have no room for it."""
     cfg: gl.constexpr = state.cfg
-    table, scheduler = state.scheduler.table, state.scheduler
-    member, item = scheduler.places(scheduler.where(number))
-    tiles = grid_tiles(table, item, cfg)
-    cut = grid_cut(table, scheduler.part(), tiles, grid_rows(table, item, consumer_id * cfg.rows + r, cfg), cfg)
-    seen = grid_range(item, consumer_id, cfg)
-    return Block(gl.load(member), gl.load(member + 1), item, tiles.count, gl.load(member + 3), cut, seen)
+    table = state.scheduler.table
+    r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
+    rows = grid_rows(table, item, consumer_id * cfg.rows + r, cfg)
+    cut = grid_cut(table, state.scheduler.part(), grid_tiles(table, item, cfg), rows, cfg)
+    for a in gl.static_range(cfg.axes):
+        bounds.index(consumer_id * cfg.axes + a).store(cut.seen[a])
+    debug_barrier()  # of its warps
 
 
 @gluon.jit
 def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     """As `bwd_summed.ask_dv`. A mask is made while products are, of full tiles too: a branch would wait for these."""
     cfg: gl.constexpr = state.cfg
-    columns = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, accumulator(cfg.columns)))
-    word = gl.load(block.cut.words + j)
+    layout: gl.constexpr = accumulator(cfg.columns)
+    columns = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, layout))
+    word = gl.load(block.words + j)
     state.queries.wait(i)
     x, y = ask_scores(i, consumer_id, own, state)
-    words, bit = grid_words(word, block.cut, columns, cfg)
+    seen = ()
+    for a in gl.static_range(cfg.axes):
+        seen = seen + (own.bounds.index(consumer_id * cfg.axes + a).load(gl.SliceLayout(1, layout)),)  # noqa: RUF005
+    words, bit = grid_words(word, GridCut(block.words, seen), columns, cfg)
     x = warpgroup_mma_wait(2, (x,))
     if (j < block.seen.below) | (j >= block.seen.beyond):
         x = masked(x, words, bit, float("-inf"))
@@ -217,7 +233,7 @@ def store_sums(sums, block, consumer_id: gl.constexpr, state):
 
 
 @gluon.jit
-def grid_consumer(consumer_id: gl.constexpr, state):
+def grid_consumer(consumer_id: gl.constexpr, state, bounds):
     """dK and dV of one warp group's keys, and its dims of dQ, block after block.
 
     Results are written before tiles that are left to pass over, while the other consumer computes these.
@@ -225,19 +241,19 @@ def grid_consumer(consumer_id: gl.constexpr, state):
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
     DIMS: gl.constexpr = cfg.width // cfg.consumers
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
     none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
     leave_ones(consumer_id, state)
     k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
     own = Own(
         k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0),
-        k.slice(consumer_id * DIMS, DIMS, dim=1),
+        k.slice(consumer_id * DIMS, DIMS, dim=1), bounds,
     )  # fmt: skip
     i = 0
     t = 0
-    block = block_of(gl.program_id(0), consumer_id, r, state)
+    block = block_of(gl.program_id(0), consumer_id, state)
     for number in range(gl.program_id(0), state.scheduler.blocks, gl.num_programs(0)):
+        leave_bounds(bounds, block.item, consumer_id, state)
         state.keys.wait(t)
         state.values.wait(t)
         start = i
@@ -248,7 +264,7 @@ def grid_consumer(consumer_id: gl.constexpr, state):
         i = pass_over(i, left, start, consumer_id, own, state)
         add_dq(i - 1, start, consumer_id, own, state)
         state.keys.release(t)
-        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)  # before results are written
+        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, state)  # before results are written
         for _ in range(early, 1):
             store_sums((dk, dv), block, consumer_id, state)
         block = after
@@ -285,9 +301,10 @@ def grid_adder(state):
 def bwd_grid(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
     """As `bwd_summed`."""
     state = memory_of(Stats, read, outputs, scheduler, sizes, cfg)
+    bounds = gl.allocate_shared_memory(gl.int32, [cfg.consumers * cfg.axes, cfg.rows], flat(1))
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([
-        (grid_consumer, (0, state)), (grid_consumer, (1, state)), (grid_producer, (state, CHAINED)),
+        (grid_consumer, (0, state, bounds)), (grid_consumer, (1, state, bounds)), (grid_producer, (state, CHAINED)),
         (grid_adder, (state,)),
     ], [4, cfg.producer_warps, 1],
        [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
