@@ -9,7 +9,7 @@ import weft
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import CONFIGS, WIDE
+from weft.planning.families.hopper import CONFIGS, SUMMED, WIDE
 from weft.planning.problem import Problem
 from weft.target import GPUS
 
@@ -95,3 +95,16 @@ def test_waves_of_other_kernels_have_no_list():
     plan = plan_attention(CAUSAL, problem, GPUS["a100"])
     for wave in plan_waves(plan.forward, problem, False).waves:
         assert in_turns(wave, PROGRAMS) is wave
+
+
+def test_gradients_on_grids_end_together():
+    """Where every so many'th block sees twice as much as others, and there are more blocks than on lines."""
+    shape = (30, 48, 80)
+    problem = Problem(1, 24, 24, 115200, 115200, 128, 128, "bfloat16", "cuda")
+    pattern = weft.neighborhood(shape, (18, 24, 24), stride=(16, 8, 8))
+    plan = plan_attention(pattern, problem, GPUS["h200"], (("dkdv", SUMMED),))
+    (wave,) = plan_waves(plan.transposed, problem, True).waves
+    assert busiest(wave, blocks_of(in_turns(wave, PROGRAMS))) < 1.01
+    assert sorted(map(tuple, blocks_of(in_turns(wave, PROGRAMS)).tolist())) == sorted(
+        (item, member) for item, member in one_after_the_other(wave)
+    )
