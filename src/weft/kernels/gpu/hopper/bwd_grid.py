@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+# ruff: noqa: PLR0913 - kernels take as many arguments as they need, and Gluon is not all of Python
 """All gradients on a grid in one walk for each block of keys, as `bwd_summed` has them on lines.
 
 A block's keys and tiles of queries are boxes, and a list says which tiles there are (`tables.grid_ranges`). The two
@@ -66,7 +66,8 @@ def grid_producer(state, CHAINED: gl.constexpr):
     scheduler = state.scheduler
     i = 0
     t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
         batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
         where = place_in((batch, kv_head), rows_at(0, item, cfg), 0, state)
@@ -81,15 +82,14 @@ def grid_producer(state, CHAINED: gl.constexpr):
                 load_queries(i, tiles.place(j, cfg), (batch, head + h), stats, (r, numbers), state)
                 i += 1
         t += 1
+        number = state.claims.claim(t)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds of a block's memory: its rows of K and V, its dims of all keys, and what its rows see."""
+    """What a consumer holds of a block's memory: its dims of all keys, and what its rows see."""
 
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
     k_dims: gl.shared_memory_descriptor
     bounds: gl.shared_memory_descriptor
 
@@ -140,7 +140,7 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     columns = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, layout))
     word = gl.load(block.words + j)
     state.queries.wait(i)
-    x, y = ask_scores(i, consumer_id, own, state)
+    x, y = ask_scores(i, consumer_id, state)
     seen = ()
     for a in gl.static_range(cfg.axes):
         seen = seen + (own.bounds.index(consumer_id * cfg.axes + a).load(gl.SliceLayout(1, layout)),)  # noqa: RUF005
@@ -244,15 +244,12 @@ def grid_consumer(consumer_id: gl.constexpr, state, bounds):
     none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
     leave_ones(consumer_id, state)
-    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
-    own = Own(
-        k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0),
-        k.slice(consumer_id * DIMS, DIMS, dim=1), bounds,
-    )  # fmt: skip
+    own = Own(matrix(state.k.index(0)).slice(consumer_id * DIMS, DIMS, dim=1), bounds)
     i = 0
     t = 0
-    block = block_of(gl.program_id(0), consumer_id, state)
-    for number in range(gl.program_id(0), state.scheduler.blocks, gl.num_programs(0)):
+    number = gl.program_id(0)
+    block = block_of(number, consumer_id, state)
+    while number < state.scheduler.blocks:
         leave_bounds(bounds, block.item, consumer_id, state)
         state.keys.wait(t)
         state.values.wait(t)
@@ -264,11 +261,12 @@ def grid_consumer(consumer_id: gl.constexpr, state, bounds):
         i = pass_over(i, left, start, consumer_id, own, state)
         add_dq(i - 1, start, consumer_id, own, state)
         state.keys.release(t)
-        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, state)  # before results are written
+        t += 1
+        number = state.claims.hear(t, 4)
+        after = block_of(number, consumer_id, state)  # asked for before results are written
         for _ in range(early, 1):
             store_sums((dk, dv), block, consumer_id, state)
         block = after
-        t += 1
 
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
@@ -279,7 +277,9 @@ def grid_adder(state):
     DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    t = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
         batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
         tiles = grid_tiles(scheduler.table, item, cfg)
@@ -294,6 +294,8 @@ def grid_adder(state):
                 tma.store_wait(0)  # until it has been read
                 state.taken.arrive(i)
                 i += 1
+        t += 1
+        number = state.claims.hear(t, 1)
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
