@@ -61,7 +61,12 @@ def load_stats(to, at, first, count, rows):
     first: the tile's first in it; rows: see `load_queries`.
     """
     r, numbers, step = rows
-    row = (first + gl.minimum(r, count - 1 - first)) * step
+    copy_stats(to, at, (first + gl.minimum(r, count - 1 - first)) * step, numbers)
+
+
+@gluon.jit
+def copy_stats(to, at, row, numbers):
+    """Ask for the numbers of some rows. row: how far each is from where `at` points."""
     async_copy.async_copy_global_to_shared(to, at + (gl.expand_dims(row * STATS, 1) + numbers))
 
 

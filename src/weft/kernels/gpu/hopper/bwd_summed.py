@@ -207,35 +207,32 @@ def own_rows(i, side, consumer_id: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
-    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
-
-    dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
-    """
+def ask_scores(i, consumer_id: gl.constexpr, state):
+    """Ask for S and dP of tile i of the ring, (rows of keys, queries), less lse and delta: two products each."""
     cfg: gl.constexpr = state.cfg
-    TILE: gl.constexpr = cfg.columns
-    layout: gl.constexpr = accumulator(TILE)
     at = state.queries.stage(i)
-    none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
-    state.queries.wait(i)
-    if cfg.counted:
-        if (j + 1) * TILE > own.count:  # both consumers do, and write the same
-            clear_rows(matrix(state.q.index(at)), matrix(state.do.index(at)), own.count - j * TILE)
+    none = gl.zeros([cfg.rows, cfg.columns], gl.float32, accumulator(cfg.columns))
     stats = state.stats.index(at).permute((1, 0))
     k, v = own_rows(i, state.k, consumer_id, cfg), own_rows(i, state.v, consumer_id, cfg)
     x = warpgroup_mma(state.ones.index(2 * consumer_id), stats, none, use_acc=False, is_async=True)
     x = warpgroup_mma(k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
     y = warpgroup_mma(state.ones.index(2 * consumer_id + 1), stats, none, use_acc=False, is_async=True)
     y = warpgroup_mma(v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
-    x = warpgroup_mma_wait(2, (x,))
-    if (j < own.below) | (j >= own.beyond):
-        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-        words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
-        x = masked(x, words, bit, float("-inf"))
+    return x, y
+
+
+@gluon.jit
+def leave_ds(i, scores, consumer_id: gl.constexpr, dv, state):
+    """Ask for dV with tile i of the ring, and leave dS. scores: S, and dP, which is not there yet. Returns dV and dS.
+
+    dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
+    """
+    cfg: gl.constexpr = state.cfg
+    x, y = scores
     p = gl.exp2(x * (state.scale * LOG2E))
     dtype: gl.constexpr = state.q.dtype
     weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
-    dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
+    dv = warpgroup_mma(weights, matrix(state.do.index(state.queries.stage(i))), dv, is_async=True)
     y = warpgroup_mma_wait(1, (y,))
     ds = (p * y).to(dtype)
     state.used.wait_before(i)
@@ -243,6 +240,25 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
     fence_async_shared()
     state.ready.arrive(i)
     return dv, ds
+
+
+@gluon.jit
+def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
+    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS."""
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    at = state.queries.stage(i)
+    state.queries.wait(i)
+    if cfg.counted:
+        if (j + 1) * TILE > own.count:  # both consumers do, and write the same
+            clear_rows(matrix(state.q.index(at)), matrix(state.do.index(at)), own.count - j * TILE)
+    x, y = ask_scores(i, consumer_id, state)
+    x = warpgroup_mma_wait(2, (x,))
+    if (j < own.below) | (j >= own.beyond):
+        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, accumulator(TILE)))
+        words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
+        x = masked(x, words, bit, float("-inf"))
+    return leave_ds(i, (x, y), consumer_id, dv, state)
 
 
 @gluon.jit
@@ -408,10 +424,8 @@ def adder(state):
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
 @gluon.jit
-def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
-    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK and DV, the
-    descriptor of DQ, and the counter of claims; sizes: (heads of queries, queries, scale).
-    """
+def memory_of(Stats, read, outputs, scheduler, sizes, cfg: gl.constexpr):
+    """The arguments of a kernel, with its shared memory and channels."""
     CONSUMERS: gl.constexpr = cfg.consumers
     k, v = boxes(read[0], 1), boxes(read[1], 1)
     q, do = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
@@ -420,12 +434,20 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
     sums = boxes(outputs[2], CONSUMERS)
     fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
-    state = Summed(
+    return Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
         channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
         ring(1, CONSUMERS), ring(1, 1), scheduler, claims(outputs[3], CONSUMERS + 1), sizes[0], sizes[1], sizes[2],
         read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
+
+
+@gluon.jit
+def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
+    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK and DV, the
+    descriptor of DQ, and the counter of claims; sizes: (heads of queries, queries, scale).
+    """
+    state = memory_of(Stats, read, outputs, scheduler, sizes, cfg)
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([
         (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),
