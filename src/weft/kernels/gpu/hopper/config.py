@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.tiling.gpu import own_box
@@ -127,7 +127,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
-            listed=spec.rank == 0,
+            listed=spec.rank == 0, **_boxed(spec),
         )  # fmt: skip
     if spec.makes != "both":
         return _apart(spec, spec.makes)
@@ -170,9 +170,14 @@ def _forward(spec: KernelSpec) -> Config:
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
-        box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
-        batch_by_places=spec.batch_by_places,
+        **_boxed(spec),
     )  # fmt: skip
+
+
+def _boxed(spec: KernelSpec) -> dict[str, Any]:
+    """What is said of a grid."""
+    box, tile_box = spec.boxes or ((), ())
+    return {"box": box, "tile_box": tile_box, "batch_by_places": spec.batch_by_places}
 
 
 OF_DIRECTION = {
