@@ -24,6 +24,7 @@ from weft.kernels.gpu.hopper.ops.blocks import keys_of, run_of, tile_at, tiles_o
 from weft.kernels.gpu.hopper.ops.channel import channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, first_factor, flat, line, matrix, tiles, zeros
+from weft.kernels.gpu.hopper.ops.scheduler import claims
 from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
 
 PAIR = gl.constexpr(constants.PAIR)  # numbers of a query, see `constants`
@@ -58,7 +59,9 @@ def producer(state, CHAINED: gl.constexpr):
     origin, step = scheduler.walked_rows()
     i = 0
     t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    block = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         visit = visit_of(number, scheduler)
         where = [visit.batch, visit.kv_head, visit.place, visit.lane, 0]
         n = tiles_of(visit.run.count, cfg.columns)
@@ -74,6 +77,8 @@ def producer(state, CHAINED: gl.constexpr):
                     load_side(t, where, state.values, state.v_box, state.v)
                 i += 1
         t += gl.minimum(n, 1)
+        block += 1
+        number = state.claims.claim(block)
 
 
 # ---- the consumer ----------------------------------------------------------------------------------------------------
@@ -148,7 +153,9 @@ def consumer(state):
     scheduler = state.scheduler
     i = 0
     t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    block = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
         batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
         start, height = gl.load(item), gl.load(item + 1)
@@ -167,6 +174,8 @@ def consumer(state):
             store_zeros(cfg.rows, cfg.width, state.DK, rows, 0)
             store_zeros(cfg.rows, cfg.width_v, state.DV, rows, 0)
         t += some
+        block += 1
+        number = state.claims.hear(block, 4)
 
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
@@ -177,7 +186,9 @@ def adder(state):
     DIMS: gl.constexpr = cfg.width // PARTS
     scheduler = state.scheduler
     i = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    block = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
         batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
         run = run_of(item, 0, 1)
@@ -192,6 +203,8 @@ def adder(state):
                 tma.store_wait(0)  # until it has been read
                 state.taken.arrive(i)
                 i += 1
+        block += 1
+        number = state.claims.hear(block, 1)
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
@@ -205,8 +218,8 @@ def bwd_lists(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg
     sums = boxes(outputs[2], PARTS)
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, 0, sums, channel(1, 1, 1), channel(1, 1, 1),
-        channel(cfg.stages, cfg.fills, 1), ring(1, 1), 0, ring(1, 1), ring(1, 1), scheduler, 0, sizes[0], sizes[1],
-        sizes[2], read[0], read[1], read[2], read[3], outputs[2],
+        channel(cfg.stages, cfg.fills, 1), ring(1, 1), 0, ring(1, 1), ring(1, 1), scheduler, claims(outputs[3], 2),
+        sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 1)
     gl.warp_specialize([

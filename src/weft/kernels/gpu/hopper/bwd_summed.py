@@ -30,7 +30,7 @@ from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler, claims
+from weft.kernels.gpu.hopper.ops.scheduler import Claims, TileScheduler, claims
 from weft.kernels.gpu.hopper.ops.stats import ones
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
@@ -48,7 +48,7 @@ class Summed:
     keys, values: the channels of k and of v; queries: that of q, do and stats. ready: all consumers left dS of a tile;
     used: all have read it. made: dQ of a tile was left; taken: the adder's copies have read it. heads, length: of
     queries. `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and
-    neither `ones`, `used` nor `claims`.
+    neither `ones` nor `used`.
     """
 
     cfg: gl.constexpr
@@ -71,7 +71,7 @@ class Summed:
     made: Ring
     taken: Ring
     scheduler: TileScheduler
-    claims: Any
+    claims: Claims
     heads: gl.tensor
     length: gl.tensor
     scale: gl.tensor

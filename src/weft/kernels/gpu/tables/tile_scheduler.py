@@ -23,7 +23,7 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
-from weft.planning.families.hopper import LISTED, SUMS, has_row_bounds, resident
+from weft.planning.families.hopper import SUMS, has_row_bounds, resident
 
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
@@ -42,10 +42,10 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
     apart = has_row_bounds(wave.kind.tiling, wave.kind.rank) and wave.work.min() != wave.work.max()
-    claimed = wave.kind.tiling in SUMS and wave.kind.tiling != LISTED
+    claimed = wave.kind.tiling in SUMS
     if claimed and apart:
         blocks = blocks[_last_by_length(wave.work[blocks[:, 0]], programs)]
-    elif apart and wave.kind.tiling not in SUMS:
+    elif apart:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST and not claimed:
         time = wave.work[blocks[:, 0]]
