@@ -86,6 +86,11 @@ class Config:
         return self.key_stages or self.stages
 
     @property
+    def fills(self) -> int:
+        """Arrivals at a stage that is filled by descriptors and by each thread of the producer."""
+        return 1 + 32 * self.producer_warps
+
+    @property
     def least(self) -> float:
         """The least sum of weights that a forward's row may have. With "first" one weight is 1, mostly."""
         return LEAST if self.row_max == "none" else LEAST_OF_FIRST
