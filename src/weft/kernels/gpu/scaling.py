@@ -34,10 +34,11 @@ def scaled(sums: Slot, result: Slot, scale: float, target: Target | Gpu) -> Step
     A conversion by the framework where they lie otherwise than each other, or not in units without gaps.
     """
     numbers = prod(result.shape)
-    dense = sorted(zip(result.strides, result.shape, strict=True), reverse=True)
-    steps, sizes = zip(*dense, strict=True)
-    alike = sums.strides == result.strides and steps == row_major(sizes)
-    if not alike or result.dtype == "float32" or numbers % UNIT or not 0 < numbers // UNIT < MOST:
+    axes = [(step, size) for step, size in zip(result.strides, result.shape, strict=True) if size > 1]
+    axes.sort(reverse=True)
+    dense = tuple(step for step, _ in axes) == row_major(tuple(size for _, size in axes))
+    alike = sums.strides == result.strides
+    if not (alike and dense) or result.dtype == "float32" or numbers % UNIT or not 0 < numbers // UNIT < MOST:
         return Convert(sums.name, result.name, scale)
     kernel = scaled_source(result.dtype, overlaps(target))
     given = Pointer(sums.name), Known(numbers // UNIT), Known(scale), Pointer(result.name, writes=True)
