@@ -14,5 +14,5 @@ def scaled(sums, result, units, scale, UNIT: tl.constexpr, UNITS: tl.constexpr, 
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * UNITS
     unit = first + tl.arange(0, UNITS)[:, None]
     at = unit.to(tl.int64) * UNIT + tl.arange(0, UNIT)[None, :]
-    x = tl.load(sums + at, mask=unit < units, other=0.0, eviction_policy="evict_first")
+    x = tl.load(sums + at, mask=unit < units, other=0.0)
     tl.store(result + at, (x * scale).to(result.dtype.element_ty), mask=unit < units)
