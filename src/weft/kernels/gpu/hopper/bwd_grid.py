@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu.hopper.bwd_loads import STATS, copy_stats, load_pair, load_side, rows_of_stats
 from weft.kernels.gpu.hopper.bwd_summed import (
     DS,
+    add_tile,
     ask_dk,
     ask_dq,
     ask_scores,
@@ -272,7 +273,6 @@ def grid_consumer(consumer_id: gl.constexpr, state, bounds):
 def grid_adder(state):
     """As `bwd_summed.adder`."""
     cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
     t = 0
@@ -283,14 +283,7 @@ def grid_adder(state):
         tiles = grid_tiles(scheduler.table, item, cfg)
         for h in range(0, share):
             for j in range(0, tiles.count):
-                at = tiles.place(j, cfg)
-                state.made.wait(i)
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = place_in((batch, head + h), at, consumer_id * DIMS, state)
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
+                add_tile(i, place_in((batch, head + h), tiles.place(j, cfg), 0, state), state)
                 i += 1
         t += 1
         number = state.claims.hear(t, 1)

@@ -387,10 +387,22 @@ def consumer(consumer_id: gl.constexpr, state):
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
 @gluon.jit
+def add_tile(i, where, state):
+    """Have the dQ of tile i of the ring added to memory, once all parts of it were left. where: its box."""
+    PARTS: gl.constexpr = state.sums.shape[0]
+    DIMS: gl.constexpr = state.cfg.width // PARTS
+    state.made.wait(i)
+    for part in gl.static_range(PARTS):
+        box = [where[0], where[1], where[2], where[3], part * DIMS]
+        tma.async_copy_shared_to_global(state.dq_box, box, state.sums.index(part))  # it adds, see `compile.adding`
+    tma.store_wait(0)  # until it has been read
+    state.taken.arrive(i)
+
+
+@gluon.jit
 def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
     t = 0
@@ -404,14 +416,8 @@ def adder(state):
         begin = begin_of(gl.load(item), first, run.count, cfg.columns)
         for h in range(0, share):
             for j in range(0, n):
-                state.made.wait(i)
                 place = run.place + turned(begin + j, n) * cfg.columns
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, place, run.lane, consumer_id * DIMS]
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
+                add_tile(i, [batch, head + h, place, run.lane], state)
                 i += 1
         t += 1
         number = state.claims.hear(t, 1)
