@@ -80,14 +80,15 @@ def test_lines_keep_edges_apart_where_they_are_not_by_groups(pattern, apart):
         (weft.dilated(30, 30, 3), None, H200),
         (weft.per_head([BAND, weft.window(9, 9)] * 16), None, H200),
         (weft.random_blocks(64, 3), None, H200),
-        (weft.neighborhood((64, 128), (7, 7)), None, H200),
+        (weft.neighborhood((64, 128), (7, 7), dilation=2), None, H200),
+        (weft.neighborhood((64, 128), (7, 7)), problem(dtype="float16"), H200),
         (BAND, problem(dtype="float32"), H200),
         (BAND, problem(d=128), H200),
         (BAND, None, GPUS["a100"]),
         (BAND, None, GPUS["b200"]),
     ],
-    ids=["uneven", "documents", "lanes that end apart", "by head", "blocks", "grid", "float32", "128", "a100",
-         "b200"],
+    ids=["uneven", "documents", "lanes that end apart", "by head", "blocks", "lanes of a grid", "grid, float16",
+         "float32", "128", "a100", "b200"],
 )  # fmt: skip
 def test_not_offered(pattern, given, gpu):
     assert TILING not in offers(pattern, given, gpu)
@@ -140,10 +141,12 @@ def grid_plan(shape, size, d=128, dtype="bfloat16", heads=(2, 2), **more):
     return plan_attention(weft.neighborhood(shape, size, **more), given, H200)
 
 
-@pytest.mark.parametrize("shape, size", [((64, 64), (31, 31)), ((16, 32, 32), (8, 12, 12))])
-def test_grids_go_by_groups(shape, size):
+@pytest.mark.parametrize(
+    "shape, size, d", [((64, 64), (31, 31), 128), ((16, 32, 32), (8, 12, 12), 128), ((64, 64), (7, 7), 64)]
+)
+def test_grids_go_by_groups(shape, size, d):
     """Forward; two kernels of tiles make gradients."""
-    plan = grid_plan(shape, size, heads=(16, 16))
+    plan = grid_plan(shape, size, d, heads=(16, 16))
     assert plan.specialised("forward") is not None
     assert not plan.sums_by_groups
 
@@ -151,8 +154,8 @@ def test_grids_go_by_groups(shape, size):
 @pytest.mark.parametrize(
     "changed, reason",
     [
-        ({"d": 64}, "D=128 in bfloat16"),
-        ({"dtype": "float16"}, "D=128 in bfloat16"),
+        ({"d": 256}, "D=64 and 128 in bfloat16"),
+        ({"dtype": "float16"}, "D=64 and 128 in bfloat16"),
         ({"shape": (8, 16, 16), "size": (4, 4, 4), "heads": (4, 2)}, "heads share keys"),
         ({"dilation": 2}, "not one grid as it comes"),
     ],
@@ -161,3 +164,11 @@ def test_grids_that_groups_do_not_compute(changed, reason):
     plan = grid_plan(**({"shape": (32, 32), "size": (7, 7)} | changed))
     assert plan.specialised("forward") is None
     assert reason in hopper.reasons_against(plan.asked("forward"))
+
+
+def test_boxes_are_chosen_by_what_groups_walk():
+    """Two groups share a box along its first axis. Boxes of 8 x 16 queries read 1,232 tiles of keys, of which groups
+    walk 2,016. These read 1,344, of which groups walk 1,760.
+    """
+    (nest,) = grid_plan((128, 128), (13, 13), heads=(16, 16)).forward[0].plan.nests
+    assert (nest.box, [axis.block_k for axis in nest.parts[0].axes]) == ((32, 4), [4, 16])

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.planned import results
 
 import weft
-from weft.planning.families.hopper import WIDE
+from weft.planning.families.hopper import CONFIGS, WIDE
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check
@@ -19,8 +19,11 @@ from .threads import EAGER
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
 
-def on_grid(shape, size, heads=(1, 1), options=(), **more):
-    return Call(weft.neighborhood(shape, size, **more), prod(shape), (128, 128), heads=heads, options=options)
+NARROW = (64, 64)
+
+
+def on_grid(shape, size, heads=(1, 1), options=(), dims=(128, 128), **more):
+    return Call(weft.neighborhood(shape, size, **more), prod(shape), dims, heads=heads, options=options)
 
 
 CALLS = {
@@ -31,6 +34,9 @@ CALLS = {
     "3-D": on_grid((4, 10, 18), (3, 6, 8), (2, 2)),
     "3-D, boxes cut": on_grid((6, 9, 18), (4, 5, 8)),
     "3-D, first axis cut": on_grid((5, 10, 18), (3, 6, 8)),
+    "2-D, D=64": on_grid((40, 16), (7, 9), (2, 1), dims=NARROW),
+    "2-D, D=64, boxes cut": on_grid((20, 37), (5, 9), dims=NARROW, options=("sinks",)),
+    "3-D, D=64": on_grid((4, 10, 18), (3, 6, 8), dims=NARROW),
     "3-D, in steps": on_grid((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)),
 }
 
@@ -38,7 +44,8 @@ CALLS = {
 def found_in(case, order=EAGER, processors=1, backward=False):
     """(names of kernels, results)"""
     with emulated(Way(90, order)) as names:
-        return names, results(case, few(processors), (("forward", WIDE),), backward=backward)
+        tiling = CONFIGS["forward"] if case.tensors[0].shape[-1] == NARROW[0] else WIDE
+        return names, results(case, few(processors), (("forward", tiling),), backward=backward)
 
 
 @pytest.mark.more  # make test has kernels of the same family in test_group_queries
@@ -47,7 +54,8 @@ def test_right_in_every_order(name):
     """Rows that go again beside rows that do not."""
     case = loud(CALLS[name].case()) if CALLS[name].tokens > 200 else CALLS[name].case()
     names, found = found_in(case)
-    assert any("_2_groups_" in one and "_box_" in one for one in names)
+    groups = "_4_groups_" if CALLS[name].dims == NARROW else "_2_groups_"
+    assert any(groups in one and "_box_" in one for one in names)
     check(case, found)
     _, again = found_in(case, ORDERS["late, warps reversed"])
     assert all(torch.equal(x, found[name]) for name, x in again.items())

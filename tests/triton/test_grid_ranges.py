@@ -10,7 +10,7 @@ from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.consumer_ranges import GROUP
 from weft.kernels.gpu.tables.grid_ranges import BITS, RANGE
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import SUMMED, WIDE
+from weft.planning.families.hopper import CONFIGS, SUMMED, WIDE
 from weft.planning.problem import Problem
 from weft.target import GPUS
 
@@ -22,11 +22,12 @@ GRIDS = [
 ]
 
 
-def items_of(shape, size, more, transposed=False):
+def items_of(shape, size, more, transposed=False, groups=2):
     """(pattern, words, items, box of rows, box of a tile)"""
     pattern, tokens = weft.neighborhood(shape, size, **more), prod(shape)
-    problem = Problem(1, 1, 1, tokens, tokens, 128, 128, "bfloat16", "cuda")
-    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", WIDE), ("dkdv", SUMMED)))
+    wide, forward = (128, WIDE) if groups == 2 else (64, CONFIGS["forward"])
+    problem = Problem(1, 1, 1, tokens, tokens, wide, wide, "bfloat16", "cuda")
+    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", forward), ("dkdv", SUMMED)))
     (wave,) = plan_waves(plan.transposed if transposed else plan.forward, problem, transposed).waves
     place = wave.place
     items = wave.words[place.items_at :][: wave.items * place.record].reshape(wave.items, place.record)
@@ -40,11 +41,11 @@ def box_tokens(first, box, shape):
     return np.ravel_multi_index(tuple(np.clip(at, 0, np.array(shape)[:, None] - 1)), shape), there
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed, groups", [(False, 2), (True, 2), (False, 4)])
 @pytest.mark.parametrize("shape, size, more", GRIDS, ids=str)
-def test_tiles_are_those_that_rows_see(shape, size, more, transposed):
+def test_tiles_are_those_that_rows_see(shape, size, more, transposed, groups):
     """Every pair is in one tile of its group, and whole tiles have no other pair."""
-    pattern, words, items, box, tile = items_of(shape, size, more, transposed)
+    pattern, words, items, box, tile = items_of(shape, size, more, transposed, groups)
     tokens, rank = prod(shape), len(shape)
     dense = pattern.to_dense(tokens, tokens).reshape(tokens, tokens)
     dense = dense.T if transposed else dense
@@ -71,6 +72,14 @@ def test_full_tiles_lie_side_by_side():
     assert prod(tile) == WIDE.cols
     for begin, end, below, beyond in items[:, 20:].reshape(-1, RANGE):
         assert (begin, end) == (below, beyond)
+
+
+def test_four_groups_walk_no_more_than_they_see():
+    """Groups are neighbours along one axis, and so are the tiles that each sees: (4, 16) keys for (8, 8) queries."""
+    *_, items, box, tile = items_of((64, 64), (7, 7), {}, groups=4)
+    assert (box, tile) == ((32, 8), (4, 16))
+    ranges = items[:, 14:].reshape(-1, RANGE)
+    assert (ranges[:, 1] - ranges[:, 0]).max() == 4
 
 
 def test_blocks_that_see_alike_share_a_list():

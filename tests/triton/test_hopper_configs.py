@@ -56,15 +56,17 @@ def test_named_configurations_fit(d, dtype, tiling):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("shape, size", [((128, 128), (31, 31)), ((16, 32, 32), (8, 12, 12))], ids=str)
-def test_kernels_of_grids_fit(shape, size):
+@pytest.mark.parametrize(
+    "shape, size, d", [((128, 128), (31, 31), 128), ((16, 32, 32), (8, 12, 12), 128), ((64, 64), (7, 7), 64)], ids=str
+)
+def test_kernels_of_grids_fit(shape, size, d):
     """Nothing spills inside a loop."""
     from weft.kernels.gpu.compile import compiler
 
     tokens = prod(shape)
-    problem = Problem(1, 16, 16, tokens, tokens, 128, 128, "bfloat16")
+    problem = Problem(1, 16, 16, tokens, tokens, d, d, "bfloat16")
     plan = plan_attention(weft.neighborhood(shape, size), problem, card("sm_90"))
-    layout = Layout((row_major((1, 16, tokens, 128)),) * 3, True)
+    layout = Layout((row_major((1, 16, tokens, d)),) * 3, True)
     (launch,) = forward_program(plan, layout, Options(1.0)).launches
     assert launch.spec.boxes
     takes = resources(compiler.compile_for(launch.kernel, TARGETS["sm_90"]), "sm_90")

@@ -168,7 +168,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = False
     elif spec.apart and wave.kind.rank == 1:
         limits["apart"] = True
-    row_bounds = groups and has_row_bounds(tiling)  # whatever says the bounds, the code is the same
+    row_bounds = groups and has_row_bounds(tiling, wave.kind.rank)  # whatever says the bounds, the code is the same
     kind["formula"] = kind["formula"] or row_bounds
     direct = spec.direct and (spec.dropout or (spec.rules is not None and spec.rules.along))
     one = replace(

@@ -25,6 +25,7 @@ CONFIGS: dict[Direction, Tiling] = {
 }
 WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
 WIDEST = Tiling(128, 64, 8, 2, 168, False, 2)  # and at D=256, where nothing is timed: its rates follow those of D=128
+OF_GRIDS = (CONFIGS["forward"], WIDE)
 # Of lists of whole blocks, at D=128: all gradients in one walk, and the forward. Two programs are side by side.
 LISTED, LISTED_FORWARD = Tiling(64, 64, 4, 1, 128, True, 1), Tiling(64, 64, 4, 2, 128, False, 1)
 LISTS = (LISTED, LISTED_FORWARD)
@@ -47,9 +48,9 @@ MOST_TERMS: dict[Direction, int] = {"forward": 2, "dq": 1, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
-def has_row_bounds(tiling: Tiling) -> bool:
-    """Whether a kernel reads the bounds of rows from its tables: at wide heads."""
-    return bool(tiling.groups) and tiling not in CONFIGS.values()
+def has_row_bounds(tiling: Tiling, rank: int = 1) -> bool:
+    """Whether a kernel reads the bounds of rows from its tables: at wide heads, and on grids."""
+    return bool(tiling.groups) and (rank > 1 or tiling not in CONFIGS.values())
 
 
 def resident(tiling: Tiling) -> int:
@@ -125,9 +126,9 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if asked.direction != "forward" or config != WIDE or asked.problem.dtype != "bfloat16":
+    if asked.direction != "forward" or config not in OF_GRIDS or asked.problem.dtype != "bfloat16":
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
-        return f"its kernels of grids are forwards at D={WIDE_AT} in bfloat16"
+        return f"its kernels of grids are forwards at D={CONFIGS_AT} and {WIDE_AT} in bfloat16"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
 
 

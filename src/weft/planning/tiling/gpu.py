@@ -83,11 +83,12 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[LoopNest, int]:
     best: tuple[int, tuple[int, ...], list[tuple[int, ...]]] | None = None
     for box in _boxes(tiling.rows, tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
         keys = [counted.best_keys(i, box, tiling) for i in range(len(terms))]
-        total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
-        if best is None or total < best[0]:
-            best = total, box, keys
+        weight = sum(counted.weight(i, box, key, tiling.groups) for i, key in enumerate(keys))
+        if best is None or weight < best[0]:
+            best = weight, box, keys
     assert best is not None  # there is always a box
-    total, box, keys = best
+    _, box, keys = best
+    total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
     axes = [tuple(counted.plan(i, a, box[a], key[a]) for a in range(rank)) for i, key in enumerate(keys)]
     parts = parts_of(acsr, group, axes)
     return LoopNest(terms[0].q, box, tuple(sorted(parts, key=_is_whole))), total
@@ -108,15 +109,14 @@ class _Counted:
         self.bounds: dict[tuple[int, int, int], TileBounds] = {}
         self.runs: dict[tuple[int, int, int], AxisPlan] = {}
         self.sums: dict[tuple[int, int, int, int], int] = {}
+        self.groups: dict[tuple[int, int, int, int, int], int] = {}
 
     def plan(self, term: int, axis: int, rows: int, cols: int) -> AxisPlan:
         """The runs of one axis; the last one made for a box of queries is kept."""
         key, one = (term, axis, rows), self.terms[term]
         relation, n, lanes = one.axes[axis], one.k.shape[axis], self.lanes[axis][term]
-        if key not in self.bounds:
-            self.bounds[key] = tile_bounds(relation, n, lanes, rows)
         if key not in self.runs or self.runs[key].block_k != cols:
-            self.runs[key] = axis_plan(relation, n, lanes, rows, cols, self.bounds[key])
+            self.runs[key] = axis_plan(relation, n, lanes, rows, cols, self._bounds(*key))
         return self.runs[key]
 
     def steps(self, term: int, axis: int, rows: int, cols: int) -> int:
@@ -127,8 +127,40 @@ class _Counted:
     def best_keys(self, term: int, box: tuple[int, ...], tiling: Tiling) -> tuple[int, ...]:
         """The box of keys that needs the fewest tiles."""
         boxes = _key_boxes(tiling.cols, self.terms[term].k.shape, bool(tiling.groups))
-        found = [(self.tiles(term, box, keys), keys) for keys in boxes]
+        found = [(self.weight(term, box, keys, tiling.groups), keys) for keys in boxes]
         return min(found, key=lambda one: one[0])[1]
+
+    def weight(self, term: int, box: tuple[int, ...], keys: tuple[int, ...], groups: int) -> int:
+        """What boxes are chosen by: tiles that blocks read, and on grids those that each warp group walks of them.
+
+        From the second-level cache a tile comes about as fast as a group walks it.
+        """
+        read = self.tiles(term, box, keys)
+        if len(box) == 1 or groups < 2:
+            return read
+        sides = zip(box, own_box(box, groups), keys, strict=True)
+        return read + prod(self.walked(term, axis, *one) for axis, one in enumerate(sides))
+
+    def walked(self, term: int, axis: int, rows: int, own: int, cols: int) -> int:
+        """Tiles of keys along an axis that groups of `own` rows see, of those that their blocks of `rows` read."""
+        key = (term, axis, rows, own, cols)
+        if key not in self.groups:
+            blocks, groups = self._bounds(term, axis, rows), self._bounds(term, axis, own)
+            count = -(-int(self.lanes[axis][term].rows.max(initial=0)) // own)
+            first = blocks.start  # one column for all tiles, or one for each
+            if first.shape[1] > 1:
+                first = np.repeat(first, rows // own, axis=1)[:, :count]
+            seen = -((first - groups.stop) // cols) - (groups.start - first) // cols
+            seen = np.where(groups.stop > groups.start, seen, 0)
+            self.groups[key] = int(np.broadcast_to(seen, (len(seen), count)).sum())
+        return self.groups[key]
+
+    def _bounds(self, term: int, axis: int, rows: int) -> TileBounds:
+        """The bounds of tiles of so many rows; they are kept."""
+        key, one = (term, axis, rows), self.terms[term]
+        if key not in self.bounds:
+            self.bounds[key] = tile_bounds(one.axes[axis], one.k.shape[axis], self.lanes[axis][term], rows)
+        return self.bounds[key]
 
     def tiles(self, term: int, box: tuple[int, ...], keys: tuple[int, ...]) -> int:
         """Tiles that one term needs, those at its edges counted whole."""
@@ -168,6 +200,16 @@ def _key_boxes(size: int, shape: tuple[int, ...], groups: bool) -> tuple[tuple[i
     every = (_boxes(size, one) for one in (shape, (size,) * len(shape)))
     fitting, others = (tuple(x for x in one if (x[-1] >= LAST if groups else sum(x) <= PLACES)) for one in every)
     return fitting or others
+
+
+def own_box(box: tuple[int, ...], groups: int) -> tuple[int, ...]:
+    """A warp group's part of a box of rows. Groups share a box along its first axes."""
+    found = []
+    for size in box:
+        part = min(size, groups)
+        found.append(size // part)
+        groups //= part
+    return tuple(found)
 
 
 def longest_tile(nest: LoopNest) -> int:

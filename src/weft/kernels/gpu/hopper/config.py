@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.kernels.gpu.spec import KernelSpec
+from weft.planning.tiling.gpu import own_box
 
 LEAST, MOST = 2.0**-48, 2.0**120  # of sums of weights; the least where nothing is taken off scores
 RowMax = Literal["none", "first", "online"]
@@ -66,13 +67,8 @@ class Config:
 
     @property
     def own_box(self) -> tuple[int, ...]:
-        """A consumer's box of rows: consumers share a block along its first axes."""
-        found, share = [], self.consumers
-        for size in self.box:
-            part = min(size, share)
-            found.append(size // part)
-            share //= part
-        return tuple(found)
+        """A consumer's box of rows."""
+        return own_box(self.box, self.consumers)
 
     @property
     def width(self) -> int:

@@ -26,12 +26,9 @@ from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, place_of, range_of
 from weft.kernels.gpu.hopper.ops.broadcast import broadcast
 from weft.kernels.gpu.hopper.ops.channel import barriers, channel
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows, store_columns
-from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, flat, marks, matrix
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, boxes, flat, marks, matrix
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, largest_rounded, with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, opaque
-
-WARPS = gl.constexpr(GROUP_WARPS)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
@@ -343,7 +340,7 @@ def fwd(inputs, read, outputs, scheduler, sizes, cfg: gl.constexpr):
         gl.static_assert(cfg.consumers == 4)
         gl.warp_specialize([
             (consumer, (0, state)), (consumer, (1, state)), (consumer, (2, state)), (consumer, (3, state)),
-            (producer, (state,)),
+            (grid_producer if cfg.axes else producer, (state,)),
         ], [WARPS, WARPS, WARPS, cfg.producer_warps], [COMPUTE, COMPUTE, COMPUTE, LOAD])  # fmt: skip
     recompute_marked(state, inputs)
 

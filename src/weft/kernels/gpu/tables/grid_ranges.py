@@ -94,10 +94,20 @@ def _list_of(seen: list[Ints], sizes: list[int]) -> tuple[Ints, Ints]:
     of_tiles = np.stack([reduce(np.minimum.outer, rows).reshape(-1) for rows in zip(*seen, strict=True)])
     places = [size * np.arange(one.shape[1]) for size, one in zip(sizes, seen, strict=True)]
     words = reduce(lambda outer, inner: (outer[:, None] << BITS | inner).reshape(-1), places)
-    order = np.argsort(ORDER[of_tiles[0], of_tiles[-1]], kind="stable")
+    order = np.argsort(_order(of_tiles), kind="stable")
     order = order[of_tiles[:, order].any(0)]
     ranges = np.stack([_range(one[order]) for one in of_tiles])
     return words[order], ranges
+
+
+def _order(seen: Ints) -> Ints:
+    """What tiles are sorted by. seen (groups, tiles). Of more than two groups, neighbours see much alike, and the
+    middle of those that see a tile says when it is due.
+    """
+    if len(seen) == 2:
+        return ORDER[seen[0], seen[1]]
+    some = seen > NONE
+    return some.argmax(0) + len(seen) - some[::-1].argmax(0)
 
 
 def _range(seen: Ints) -> Ints:
