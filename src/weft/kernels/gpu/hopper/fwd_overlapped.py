@@ -1,10 +1,10 @@
 # ruff: noqa: PLR0913 - kernels take as many arguments as they need
-"""A forward's tiles at wide heads: weights of a tile are made beside the scores of the next one.
+"""A forward's tiles at wide heads: scores of a tile are made beside the product of the weights before.
 
-Scores of the next tile are asked for first. So tensor cores have work while a consumer makes weights, and the product
-of these follows at once. Nothing is under way between two tiles. Keys and values have a ring each, since a tile's keys
-are needed a tile earlier. Tiles that bounds cut are apart from those in between, and what a row sees is read from the
-tables.
+Tensor cores then have work while a consumer makes weights, and nothing waits for the sums but what gives their values
+back. Keys and values have a ring each, since a tile's keys are needed a tile earlier. Weights wait for their product as
+words of two, which the compiler carries from tile to tile without taking them apart. Tiles that bounds cut are apart
+from those in between, and what a row sees is read from the tables.
 """
 
 from __future__ import annotations
@@ -36,19 +36,18 @@ class Part:
 
 @aggregate
 class Own:
-    """What a consumer has of a run: its queries, which tile is its first, and where bounds cut."""
+    """What a consumer has of a run: its queries, and where bounds cut."""
 
     q: gl.shared_memory_descriptor
-    first: gl.tensor
     cut: Any
 
 
 @aggregate
 class Ahead:
-    """Sums so far, and the scores of the tile that follows."""
+    """Sums, without the product of the last tile's weights, which are here as words of two."""
 
     sums: Sums
-    scores: gl.tensor
+    words: gl.tensor
 
 
 @gluon.jit
@@ -61,11 +60,12 @@ def ask_scores(i, q, state, scoring):
 
 
 @gluon.jit
-def ask_sums(i, p, sums, state):
-    """Ask for the product of tile i's weights with its values, which are there."""
+def ask_sums(i, ahead, state):
+    """Ask for the product of tile i's weights with its values, once these are there."""
     at = state.values.stage(i)
-    weights = factor_of(in_words(p, state.v.dtype), state.v.dtype, state.cfg.width_v)
-    return warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
+    state.values.wait(i)
+    weights = factor_of(ahead.words, state.v.dtype, state.cfg.width_v)
+    return warpgroup_mma(weights, matrix(state.v.index(at)), ahead.sums.acc, is_async=True)
 
 
 @gluon.jit
@@ -88,58 +88,47 @@ def cut_scores(x, at, cut, scoring, cfg: gl.constexpr):
 
 
 @gluon.jit
+def first_tile(i, j, s, own, sums, state, scoring):
+    """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
+    cfg: gl.constexpr = state.cfg
+    at = tile_at(j, own.cut, cfg)
+    x = warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),))
+    state.tiles.release(i)
+    x = cut_scores(x, at, own.cut, scoring, cfg)
+    p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
+    return Ahead(with_weights(sums, p, cfg.row_max), in_words(p, state.v.dtype))
+
+
+@gluon.jit
 def with_acc(sums, acc):
     """Sums with other sums of values."""
     return Sums(acc, sums.total, sums.top, sums.largest)
 
 
 @gluon.jit
-def take_values(i, follows, state):
-    """Wait for the values of tile i. Its keys are given back, and values of the tile that it follows, if it does.
-
-    This comes behind scores that were asked for, which would wait for it else. Its branch also has ptxas leave weights
-    behind these.
-    """
-    state.values.wait(i)
-    state.tiles.release(i)
-    state.values.release_where(i - 1, follows)
-
-
-@gluon.jit
-def with_tile(i, at, s, own, ahead, state, scoring, MASK: gl.constexpr):
-    """(the product of weights of tile i, which is under way, and sums without it). at: see `tile_at`."""
+def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
+    """Another one, beside the product of the one before. MASK: bounds may cut it."""
     cfg: gl.constexpr = state.cfg
-    x = ahead.scores
+    i = opaque(i)  # as in `fwd.walk`
+    at = tile_at(j, own.cut, cfg) if MASK else j
+    x = ask_scores(i, own.q, state, scoring)
+    acc = ask_sums(i - 1, before, state)
+    x = warpgroup_mma_wait(1, (x,))
+    state.tiles.release(i)
     if MASK:
         x = cut_scores(x, at, own.cut, scoring, cfg)
-    p, sums = weights_of(x, s, ahead.sums, scoring, cfg.row_max)
+    if cfg.row_max == "online":  # which multiplies sums
+        acc = warpgroup_mma_wait(0, (acc,))
+        p, sums = weights_of(x, s, with_acc(before.sums, acc), scoring, cfg.row_max)
+        acc = sums.acc
+    else:
+        p, sums = weights_of(x, s, before.sums, scoring, cfg.row_max)
     sums = with_weights(sums, p, cfg.row_max)
-    return ask_sums(i, p, sums, state), sums
-
-
-@gluon.jit
-def next_tile(i, j, s, own, ahead, state, scoring, MASK: gl.constexpr):
-    """Add tile i of the ring, beside the scores of the one after. j: which of the run; s: tiles that the consumer had
-    before. MASK: bounds may cut it.
-    """
-    i = opaque(i)  # as in `fwd.walk`
-    at = tile_at(j, own.cut, state.cfg) if MASK else j
-    x = ask_scores(i + 1, own.q, state, scoring)
-    take_values(i, j > own.first, state)
-    acc, sums = with_tile(i, at, s, own, ahead, state, scoring, MASK)
-    x, acc = warpgroup_mma_wait(0, (x, acc))
-    return Ahead(with_acc(sums, acc), x)
-
-
-@gluon.jit
-def last_tile(i, j, s, own, ahead, state, scoring):
-    """Sums with the last tile of a run."""
-    at = tile_at(j, own.cut, state.cfg)
-    take_values(i, j > own.first, state)
-    acc, sums = with_tile(i, at, s, own, ahead, state, scoring, True)
-    acc = warpgroup_mma_wait(0, (acc,))
-    state.values.release(i)
-    return with_acc(sums, acc)
+    if cfg.row_max != "online":
+        acc = warpgroup_mma_wait(0, (acc,))
+    state.values.release(i - 1)
+    words = in_words(p, state.v.dtype)  # after the wait: before it, ptxas writes them over those that are still read
+    return Ahead(with_acc(sums, acc), words)
 
 
 @gluon.jit
@@ -163,20 +152,19 @@ def add_run(i, s, place, seen, cut, sums, state, scoring):
     here = i - begin
     for _ in range(0, gl.minimum(end - begin, 1)):  # a branch
         # Where queries lie is hidden from ptxas: it took what the first term makes of it for the second, made or not.
-        own = Own(matrix(state.q.index(opaque(place))), begin, cut)
-        ahead = Ahead(sums, warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),)))
-        last = end - 1
-        one = gl.maximum(begin, gl.minimum(seen.below, last))
-        two = gl.maximum(one, gl.minimum(seen.beyond, last))
-        two -= (two - one) & 1
-        for j in range(begin, one):
+        own = Own(matrix(state.q.index(opaque(place))), cut)
+        ahead = first_tile(i, begin, s, own, sums, state, scoring)
+        one = gl.maximum(begin + 1, gl.minimum(seen.below, end))
+        two = gl.maximum(one, gl.minimum(seen.beyond, end))
+        for j in range(begin + 1, one):
             ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, True)
-        for j in range(one, two, 2):  # scores of one tile lie where the other's were; else they are moved in each tile
+        for j in range(one, two):
             ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, False)
-            ahead = next_tile(here + j + 1, j + 1, s + j + 1 - begin, own, ahead, state, scoring, False)
-        for j in range(two, last):
+        for j in range(two, end):
             ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, True)
-        sums = last_tile(here + last, last, s + last - begin, own, ahead, state, scoring)
+        acc = warpgroup_mma_wait(0, (ask_sums(here + end - 1, ahead, state),))
+        state.values.release(here + end - 1)
+        sums = with_acc(ahead.sums, acc)
     return here + end, sums
 
 

@@ -157,11 +157,6 @@ class Channel:
         mbarrier.arrive(self.empty.index(stage), count=TIMES)
 
     @gluon.jit
-    def release_where(self, i, wanted):
-        """As `release`, where that is wanted."""
-        mbarrier.arrive(self.empty.index(self.stage(i)), count=1, pred=wanted)
-
-    @gluon.jit
     def pass_over(self, i, count):
         """A consumer gives back tiles that only others need. Returns the tile after them."""
         for _ in range(0, count):
