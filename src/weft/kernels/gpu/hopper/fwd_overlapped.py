@@ -19,7 +19,7 @@ from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of, wit
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
 from weft.kernels.gpu.hopper.ops.grids import grid_words
-from weft.kernels.gpu.hopper.ops.layouts import matrix
+from weft.kernels.gpu.hopper.ops.layouts import first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import opaque
 from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
@@ -36,9 +36,10 @@ class Part:
 
 @aggregate
 class Own:
-    """What a consumer has of a run: its queries, and where bounds cut."""
+    """What a consumer has of a run: its queries, their first dims in registers, and where bounds cut."""
 
     q: gl.shared_memory_descriptor
+    held: gl.tensor | gl.constexpr
     cut: Any
 
 
@@ -51,12 +52,37 @@ class Ahead:
 
 
 @gluon.jit
-def ask_scores(i, q, state, scoring):
-    """Ask for the products of a consumer's queries and the keys of tile i, once these are there."""
+def ask_scores(i, own, state, scoring):
+    """Ask for the products of a consumer's queries and the keys of tile i, once these are there.
+
+    Dims in registers come first. Others follow in parts that begin at their own size, as slices are powers of two.
+    """
+    HELD: gl.constexpr = state.cfg.held
     at = state.tiles.stage(i)
     state.tiles.wait(i)
-    k = matrix(state.k.index(at)).permute((1, 0))
-    return warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
+    k = matrix(state.k.index(at))
+    if HELD == 0:
+        x = warpgroup_mma(own.q, k.permute((1, 0)), scoring.zero, use_acc=False, is_async=True)
+    else:
+        first = k.slice(0, HELD, dim=1).permute((1, 0))
+        x = warpgroup_mma(own.held, first, scoring.zero, use_acc=False, is_async=True)
+        for n in gl.static_range(state.cfg.parts):
+            q, rest = own.q.slice(HELD << n, HELD << n, dim=1), k.slice(HELD << n, HELD << n, dim=1)
+            x = warpgroup_mma(q, rest.permute((1, 0)), x, is_async=True)
+    return x
+
+
+@gluon.jit
+def own_of(place, cut, state):
+    """What a consumer has of a run. place: of its queries."""
+    HELD: gl.constexpr = state.cfg.held
+    # Where queries lie is hidden from ptxas: it took what the first term makes of it for the second, made or not.
+    q = matrix(state.q.index(opaque(place)))
+    if HELD == 0:
+        own = Own(q, 0, cut)
+    else:
+        own = Own(q, q.slice(0, HELD, dim=1).load(first_factor(state.cfg.columns)), cut)
+    return own
 
 
 @gluon.jit
@@ -92,7 +118,7 @@ def first_tile(i, j, s, own, sums, state, scoring):
     """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
     cfg: gl.constexpr = state.cfg
     at = tile_at(j, own.cut, cfg)
-    x = warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),))
+    x = warpgroup_mma_wait(0, (ask_scores(i, own, state, scoring),))
     state.tiles.release(i)
     x = cut_scores(x, at, own.cut, scoring, cfg)
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
@@ -111,7 +137,7 @@ def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
     cfg: gl.constexpr = state.cfg
     i = opaque(i)  # as in `fwd.walk`
     at = tile_at(j, own.cut, cfg) if MASK else j
-    x = ask_scores(i, own.q, state, scoring)
+    x = ask_scores(i, own, state, scoring)
     acc = ask_sums(i - 1, before, state)
     x = warpgroup_mma_wait(1, (x,))
     state.tiles.release(i)
@@ -151,8 +177,7 @@ def add_run(i, s, place, seen, cut, sums, state, scoring):
     begin, end = seen.begin, seen.end
     here = i - begin
     for _ in range(0, gl.minimum(end - begin, 1)):  # a branch
-        # Where queries lie is hidden from ptxas: it took what the first term makes of it for the second, made or not.
-        own = Own(matrix(state.q.index(opaque(place))), cut)
+        own = own_of(place, cut, state)
         ahead = first_tile(i, begin, s, own, sums, state, scoring)
         one = gl.maximum(begin + 1, gl.minimum(seen.below, end))
         two = gl.maximum(one, gl.minimum(seen.beyond, end))
