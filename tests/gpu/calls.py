@@ -84,6 +84,13 @@ KERNELS = {
         weft.neighborhood((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)), (6, 8, 16), dims=(128, 128), fixed=WIDE,
         heads=(2, 2), order=(0, 2, 1, 3),
     ),
+    "by groups, 2-D, all gradients": grid(
+        weft.neighborhood((20, 37), (5, 9)), (20, 37), dims=(128, 128), fixed=SUMS, heads=(4, 2), options={"free": True}
+    ),
+    "by groups, 3-D, all gradients": grid(
+        weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(128, 128), fixed=SUMS, heads=(2, 2), batch=2,
+        options={"free": True},
+    ),
     "by groups, D=80, two terms": hopper(TWO, 600, fixed=WIDE, dims=(80, 96)),
     "by groups, D=128, documents": hopper(
         weft.causal() & weft.documents([60, 0, 140, 300]), 500, fixed=WIDE, dims=(128, 128)

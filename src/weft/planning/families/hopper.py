@@ -75,7 +75,11 @@ def no_sums(asked: Pass) -> str:
         return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
-    nest = line_of(asked, tiling) if asked.rank == 1 else None
+    if asked.rank > 1:
+        if tiling != SUMMED or problem.dtype != "bfloat16":
+            return f"its kernels of grids are for D={WIDE_AT} in bfloat16"
+        return _no_boxes(asked, asked.planned(tiling))
+    nest = line_of(asked, tiling)
     if nest is None or len(nest.parts) > 1:
         return "it is not one loop nest of one term on a line, of tokens as they come"
     if tiling == SUMMED_NARROW and as_lines(nest) is None:

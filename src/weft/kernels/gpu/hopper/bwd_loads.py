@@ -19,13 +19,14 @@ LANES = gl.constexpr(32)
 class Visit:
     """What a producer asks for: a block's batch row, head of keys, first head of queries and how many.
 
-    place, lane: of its rows. run: what it walks, from token `first` on.
+    start: its first row; place, lane: of its rows. run: what it walks, from token `first` on.
     """
 
     batch: gl.tensor
     kv_head: gl.tensor
     head: gl.tensor
     share: gl.tensor
+    start: gl.tensor
     place: gl.tensor
     lane: gl.tensor
     run: Run
@@ -40,7 +41,7 @@ def visit_of(number, scheduler):
     place, lane = place_of(item, 0, 1)
     run = run_of(item, 0, 1)
     first, _ = keys_of(item, 0)  # what an item walks is called keys wherever it is read
-    return Visit(batch, kv_head, head, share, place, lane, run, first)
+    return Visit(batch, kv_head, head, share, gl.load(item), place, lane, run, first)
 
 
 @gluon.jit
@@ -60,7 +61,12 @@ def load_stats(to, at, first, count, rows):
     first: the tile's first in it; rows: see `load_queries`.
     """
     r, numbers, step = rows
-    row = (first + gl.minimum(r, count - 1 - first)) * step
+    copy_stats(to, at, (first + gl.minimum(r, count - 1 - first)) * step, numbers)
+
+
+@gluon.jit
+def copy_stats(to, at, row, numbers):
+    """Ask for the numbers of some rows. row: how far each is from where `at` points."""
     async_copy.async_copy_global_to_shared(to, at + (gl.expand_dims(row * STATS, 1) + numbers))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.tiling.gpu import own_box
@@ -130,7 +130,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
-            listed=spec.rank == 0,
+            listed=spec.rank == 0, **_boxed(spec),
         )  # fmt: skip
     if spec.makes != "both":
         return _apart(spec, spec.makes)
@@ -174,9 +174,14 @@ def _forward(spec: KernelSpec) -> Config:
         held=HELD.get(_padded(spec.d), 0) if spec.row_bounds else 0,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
-        box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
-        batch_by_places=spec.batch_by_places,
+        **_boxed(spec),
     )  # fmt: skip
+
+
+def _boxed(spec: KernelSpec) -> dict[str, Any]:
+    """What is said of a grid."""
+    box, tile_box = spec.boxes or ((), ())
+    return {"box": box, "tile_box": tile_box, "batch_by_places": spec.batch_by_places}
 
 
 OF_DIRECTION = {
