@@ -20,7 +20,6 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    held: dims of queries that a forward's consumer keeps in registers, so that shared memory is read less.
     query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results lie where it lay.
     makes: of dQ, dK and dV, one alone where a launch makes each.
     key_stages: of a backward's ring of keys alone, 0: `stages`. row_max: what a forward takes off scores; "none": 0.
@@ -46,7 +45,6 @@ class Config:
     first_tiles: int = 0
     makes: str = "both"
     query_stages: int = 2
-    held: int = 0
     key_stages: int = 0
     row_max: RowMax = "none"
     terms: int = 1
@@ -83,14 +81,14 @@ class Config:
         return _padded(self.dv)
 
     @property
-    def parts(self) -> int:
-        """Of dims of queries in shared memory, beside those that are held: each as large as all before it."""
-        return (self.width // self.held).bit_length() - 1 if self.held else 0
-
-    @property
     def ring_of_keys(self) -> int:
         """Stages of keys."""
         return self.key_stages or self.stages
+
+    @property
+    def fills(self) -> int:
+        """Arrivals at a stage that is filled by descriptors and by each thread of the producer."""
+        return 1 + 32 * self.producer_warps
 
     @property
     def least(self) -> float:
@@ -110,7 +108,6 @@ ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
 # The same, where shared memory has no room for two blocks of queries: stages of queries and of keys.
 CROWDED = {256: (1, 3)}
-HELD = {256: 64}  # dims of queries in registers, by the head dimension, padded, where tables hold the bounds of rows
 # Of tiles of dO, or of V, where gradients have a launch each: beside two factors that stay there is room for one.
 LATER_STAGES = {"dv": 2, "dk": 1, "dq": 1}
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
@@ -171,7 +168,6 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
-        held=HELD.get(_padded(spec.d), 0) if spec.row_bounds else 0,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
         **_boxed(spec),

@@ -15,11 +15,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from weft.kernels.gpu.hopper.fwd_tile import Sums, no_sums, weights_of, with_weights
+from weft.kernels.gpu.hopper.fwd_tile import Sums, ask_scores, no_sums, weights_of, with_acc, with_weights
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
 from weft.kernels.gpu.hopper.ops.grids import grid_words
-from weft.kernels.gpu.hopper.ops.layouts import first_factor, matrix
+from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import Cut, mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import opaque
 from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
@@ -36,10 +36,9 @@ class Part:
 
 @aggregate
 class Own:
-    """What a consumer has of a run: its queries, their first dims in registers, and where bounds cut."""
+    """What a consumer has of a run: its queries, and where bounds cut."""
 
     q: gl.shared_memory_descriptor
-    held: gl.tensor | gl.constexpr
     cut: Any
 
 
@@ -49,40 +48,6 @@ class Ahead:
 
     sums: Sums
     words: gl.tensor
-
-
-@gluon.jit
-def ask_scores(i, own, state, scoring):
-    """Ask for the products of a consumer's queries and the keys of tile i, once these are there.
-
-    Dims in registers come first. Others follow in parts that begin at their own size, as slices are powers of two.
-    """
-    HELD: gl.constexpr = state.cfg.held
-    at = state.tiles.stage(i)
-    state.tiles.wait(i)
-    k = matrix(state.k.index(at))
-    if HELD == 0:
-        x = warpgroup_mma(own.q, k.permute((1, 0)), scoring.zero, use_acc=False, is_async=True)
-    else:
-        first = k.slice(0, HELD, dim=1).permute((1, 0))
-        x = warpgroup_mma(own.held, first, scoring.zero, use_acc=False, is_async=True)
-        for n in gl.static_range(state.cfg.parts):
-            q, rest = own.q.slice(HELD << n, HELD << n, dim=1), k.slice(HELD << n, HELD << n, dim=1)
-            x = warpgroup_mma(q, rest.permute((1, 0)), x, is_async=True)
-    return x
-
-
-@gluon.jit
-def own_of(place, cut, state):
-    """What a consumer has of a run. place: of its queries."""
-    HELD: gl.constexpr = state.cfg.held
-    # Where queries lie is hidden from ptxas: it took what the first term makes of it for the second, made or not.
-    q = matrix(state.q.index(opaque(place)))
-    if HELD == 0:
-        own = Own(q, 0, cut)
-    else:
-        own = Own(q, q.slice(0, HELD, dim=1).load(first_factor(state.cfg.columns)), cut)
-    return own
 
 
 @gluon.jit
@@ -118,17 +83,11 @@ def first_tile(i, j, s, own, sums, state, scoring):
     """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
     cfg: gl.constexpr = state.cfg
     at = tile_at(j, own.cut, cfg)
-    x = warpgroup_mma_wait(0, (ask_scores(i, own, state, scoring),))
+    x = warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),))
     state.tiles.release(i)
     x = cut_scores(x, at, own.cut, scoring, cfg)
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
     return Ahead(with_weights(sums, p, cfg.row_max), in_words(p, state.v.dtype))
-
-
-@gluon.jit
-def with_acc(sums, acc):
-    """Sums with other sums of values."""
-    return Sums(acc, sums.total, sums.top, sums.largest)
 
 
 @gluon.jit
@@ -137,7 +96,7 @@ def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
     cfg: gl.constexpr = state.cfg
     i = opaque(i)  # as in `fwd.walk`
     at = tile_at(j, own.cut, cfg) if MASK else j
-    x = ask_scores(i, own, state, scoring)
+    x = ask_scores(i, own.q, state, scoring)
     acc = ask_sums(i - 1, before, state)
     x = warpgroup_mma_wait(1, (x,))
     state.tiles.release(i)
@@ -177,7 +136,8 @@ def add_run(i, s, place, seen, cut, sums, state, scoring):
     begin, end = seen.begin, seen.end
     here = i - begin
     for _ in range(0, gl.minimum(end - begin, 1)):  # a branch
-        own = own_of(place, cut, state)
+        # Where queries lie is hidden from ptxas: it took what the first term makes of it for the second, made or not.
+        own = Own(matrix(state.q.index(opaque(place))), cut)
         ahead = first_tile(i, begin, s, own, sums, state, scoring)
         one = gl.maximum(begin + 1, gl.minimum(seen.below, end))
         two = gl.maximum(one, gl.minimum(seen.beyond, end))
