@@ -19,13 +19,14 @@ LANES = gl.constexpr(32)
 class Visit:
     """What a producer asks for: a block's batch row, head of keys, first head of queries and how many.
 
-    place, lane: of its rows. run: what it walks, from token `first` on.
+    start: its first row; place, lane: of its rows. run: what it walks, from token `first` on.
     """
 
     batch: gl.tensor
     kv_head: gl.tensor
     head: gl.tensor
     share: gl.tensor
+    start: gl.tensor
     place: gl.tensor
     lane: gl.tensor
     run: Run
@@ -40,7 +41,7 @@ def visit_of(number, scheduler):
     place, lane = place_of(item, 0, 1)
     run = run_of(item, 0, 1)
     first, _ = keys_of(item, 0)  # what an item walks is called keys wherever it is read
-    return Visit(batch, kv_head, head, share, place, lane, run, first)
+    return Visit(batch, kv_head, head, share, gl.load(item), place, lane, run, first)
 
 
 @gluon.jit

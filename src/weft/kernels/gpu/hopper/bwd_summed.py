@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS, load_pair, load_side, load_stats, visit_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import begin_of, keys_of, range_of, row_bounds, run_of, tiles_of, turned
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
@@ -42,11 +42,12 @@ class Summed:
 
     k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: dS of two tiles. ones: factors that add lse
     and delta to products, of each consumer; `stats` has them as sums of bfloat16 numbers, see `constants.STATS`. sums:
-    the dQ of a tile, each consumer's columns.
+    the dQ of a tile, in parts of its dims, as many as there are consumers.
 
-    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
-    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
-    of queries.
+    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: all consumers left dS of a tile;
+    used: all have read it. made: dQ of a tile was left; taken: the adder's copies have read it. heads, length: of
+    queries. `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and
+    neither `ones` nor `used`.
     """
 
     cfg: gl.constexpr
@@ -59,13 +60,13 @@ class Summed:
     do: gl.shared_memory_descriptor
     stats: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor
-    ones: gl.shared_memory_descriptor
+    ones: Any
     sums: gl.shared_memory_descriptor
     keys: Channel
     values: Channel
     queries: Channel
     ready: Ring
-    used: Ring
+    used: Any
     made: Ring
     taken: Ring
     scheduler: TileScheduler
@@ -113,11 +114,13 @@ def producer(state, CHAINED: gl.constexpr):
         load_side(t, where, keys, state.k_box, state.k)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
+        n = tiles_of(run.count, cfg.columns)
+        begin = begin_of(visit.start, visit.first, run.count, cfg.columns)
         for h in range(0, visit.share):
             row = (visit.batch.to(gl.int64) * state.heads + visit.head + h) * state.length + origin + visit.first
             at = (visit.batch, visit.head + h, state.Stats + row * STATS)
-            for j in range(0, tiles_of(run.count, cfg.columns)):
-                load_queries(i, j, at, run, (r, numbers, step), state)
+            for j in range(0, n):
+                load_queries(i, turned(begin + j, n), at, run, (r, numbers, step), state)
                 i += 1
         t += 1
         number = state.claims.claim(t)
@@ -143,8 +146,8 @@ class Own:
 class Block:
     """A block of keys: batch row and head, its first row and how many it has.
 
-    It walks `count` queries, in so many tiles, of each of the heads that share it. Of one consumer it has bounds of
-    rows, and the tiles that none cuts.
+    It walks `count` queries, in so many tiles from tile `begin` on, of each of the heads that share it. Of one
+    consumer it has bounds of rows, and the tiles that none cuts.
     """
 
     batch: gl.tensor
@@ -153,6 +156,7 @@ class Block:
     height: gl.tensor
     count: gl.tensor
     tiles: gl.tensor
+    begin: gl.tensor
     share: gl.tensor
     low: gl.tensor
     high: gl.tensor
@@ -167,11 +171,12 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     member, item = state.scheduler.places(state.scheduler.where(number))
     batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
     start, height = gl.load(item), gl.load(item + 1)
-    _, count = keys_of(item, 0)
+    first, count = keys_of(item, 0)
     low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
     seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
     n = tiles_of(count, cfg.columns)
-    return Block(batch, kv_head, start, height, count, n, share, low, high, seen.below, seen.beyond)
+    begin = begin_of(start, first, count, cfg.columns)
+    return Block(batch, kv_head, start, height, count, n, begin, share, low, high, seen.below, seen.beyond)
 
 
 @gluon.jit
@@ -287,30 +292,35 @@ def odd_rows_exchanged(x):
 
 
 @gluon.jit
-def leave_dq(i, dq, consumer_id: gl.constexpr, state):
-    """Leave the consumer's channels of the dQ of tile i of the ring for who adds it to memory."""
+def leave_part(i, dq, part: gl.constexpr, state):
+    """Leave a part of the dQ of tile i of the ring in shared memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
     COLUMNS: gl.constexpr = dq.type.shape[1]
     dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+
+
+@gluon.jit
+def leave_dq(i, dq, consumer_id: gl.constexpr, state):
+    """Leave the consumer's part of the dQ of tile i of the ring for who adds it to memory."""
+    leave_part(i, dq, consumer_id, state)
     fence_async_shared()
     state.made.arrive(i)
 
 
 @gluon.jit
-def walk(t, i, tiles, consumer_id: gl.constexpr, own, sums, state):
-    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. tiles: of a head, and of
-    all. Its values are given back as soon as nothing reads them.
+def walk(t, i, block, consumer_id: gl.constexpr, own, sums, state):
+    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. Its values are given
+    back as soon as nothing reads them.
     """
-    n, all = tiles
+    n, j = block.tiles, block.begin
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
-        dv, ds = ask_dv(i, 0, consumer_id, own, dv, state)
+        dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
         dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
         state.queries.release(i)
-        j = 0
-        for _ in range(1, all):
+        for _ in range(1, n * block.share):
             i = opaque(i) + 1
             j = opaque(gl.where(j + 1 == n, 0, j + 1))
             dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
@@ -368,7 +378,7 @@ def consumer(consumer_id: gl.constexpr, state):
             if block.height < cfg.consumers * ROWS:  # `ready` keeps the other consumer from the keys until then
                 k, v = own_rows(i, state.k, consumer_id, cfg), own_rows(i, state.v, consumer_id, cfg)
                 clear_rows(k, v, block.height - consumer_id * ROWS)
-        i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
+        i, dk, dv = walk(t, i, block, consumer_id, own, (none, none_v), state)
         keys.release(t)
         t += 1
         number = state.claims.hear(t, 4)
@@ -394,11 +404,15 @@ def adder(state):
         member, item = scheduler.places(scheduler.where(number))
         batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
         run = run_of(item, 0, 1)
+        n = tiles_of(run.count, cfg.columns)
+        first, _ = keys_of(item, 0)
+        begin = begin_of(gl.load(item), first, run.count, cfg.columns)
         for h in range(0, share):
-            for j in range(0, tiles_of(run.count, cfg.columns)):
+            for j in range(0, n):
                 state.made.wait(i)
+                place = run.place + turned(begin + j, n) * cfg.columns
                 for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * DIMS]
+                    where = [batch, head + h, place, run.lane, consumer_id * DIMS]
                     # the copy adds, see `compile.adding`
                     tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
                 tma.store_wait(0)  # until it has been read

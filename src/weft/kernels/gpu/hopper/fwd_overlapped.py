@@ -15,12 +15,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of, with_weights
+from weft.kernels.gpu.hopper.fwd_tile import Sums, no_sums, weights_of, with_weights
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
 from weft.kernels.gpu.hopper.ops.grids import grid_words
 from weft.kernels.gpu.hopper.ops.layouts import matrix
-from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
+from weft.kernels.gpu.hopper.ops.mask import Cut, mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import opaque
 from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
 

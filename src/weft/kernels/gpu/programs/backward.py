@@ -134,7 +134,7 @@ def keys_program(
     if summing:
         slots.append(_float32_dq(problem, layout))
         memory["DQ"], strides["dq"] = slots[-1].name, slots[-1].strides
-    claims = summing and found.groups and not plan.sums_of_lists
+    claims = summing and found.groups
     if claims:
         slots.append(_counter())
         memory["Claimed"] = CLAIMED
