@@ -8,7 +8,7 @@ import torch
 from tests.kernels.planned import results
 
 import weft
-from weft.planning.families.hopper import CONFIGS, WIDE
+from weft.planning.families.hopper import BOXED, CONFIGS, WIDE
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check
@@ -58,6 +58,26 @@ def test_right_in_every_order(name):
     assert any(groups in one and "_box_" in one for one in names)
     check(case, found)
     _, again = found_in(case, ORDERS["late, warps reversed"])
+    assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+BOTH = (("dq", BOXED), ("dkdv", BOXED))
+
+
+def gradients_in(case, order=EAGER, processors=1):
+    """(names of kernels, results), gradients by boxes."""
+    with emulated(Way(90, order)) as names:
+        return names, results(case, few(processors), (("forward", CONFIGS["forward"]), *BOTH))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.dims == NARROW])
+def test_gradients_in_every_order(name):
+    case = CALLS[name].case()
+    names, found = gradients_in(case)
+    assert {one.partition("_")[0] for one in names if "_2_groups_" in one and "_box_" in one} == {"dq", "dkdv"}
+    check(case, found)
+    _, again = gradients_in(case, ORDERS["late, warps reversed"], processors=3)
     assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 

@@ -39,6 +39,8 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(129, 256), "float16", WIDEST),
 )
 APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dQ, dV and dK at D=256, each in a launch of its own
+# On grids at D=64: of dQ, and of dK and dV together.
+BOXED = Tiling(128, 64, 8, 6, 168, False, 2)
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
@@ -102,7 +104,7 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
     named: a configuration that a call asks for, which may be one of `NAMED`.
     """
-    config = config_of(asked.direction, asked.problem, asked.gpu)
+    config = _config(asked)
     if named is not None and named in of_names(asked.direction, asked.problem, asked.gpu):
         config = named
     if named in (None, LISTED_FORWARD) and asked.direction == "forward" and not no_list(asked):
@@ -126,9 +128,9 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if asked.direction != "forward" or config not in OF_GRIDS or asked.problem.dtype != "bfloat16":
+    if config not in (*OF_GRIDS, BOXED) or (config != BOXED and asked.problem.dtype != "bfloat16"):
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
-        return f"its kernels of grids are forwards at D={CONFIGS_AT} and {WIDE_AT} in bfloat16"
+        return f"its forwards of grids are at D={CONFIGS_AT} and {WIDE_AT} in bfloat16, gradients at D={CONFIGS_AT}"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
 
 
@@ -145,7 +147,7 @@ def _no_boxes(asked: Pass, plan: TilePlan) -> str:
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
     """The one of the direction."""
-    config = config_of(asked.direction, asked.problem, asked.gpu)
+    config = _config(asked)
     if asked.direction == "forward" and not no_list(asked):
         config = LISTED_FORWARD
     assert config is not None, "reasons_against comes before"
@@ -169,6 +171,15 @@ class OfLists(Tiled):
 
 
 # ---- what decides ----------------------------------------------------------------------------------------------------
+def _config(asked: Pass) -> Tiling | None:
+    """The configuration of what is asked; None where a card has no such kernel for tensors of these sizes."""
+    problem, gpu = asked.problem, asked.gpu
+    gradient = asked.direction != "forward" and asked.rank > 1
+    if gradient and (problem.d, problem.dv) == (CONFIGS_AT,) * 2 and not _no_kernel("forward", problem, gpu):
+        return BOXED
+    return config_of(asked.direction, problem, gpu)
+
+
 def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     if _no_kernel(direction, problem, gpu):

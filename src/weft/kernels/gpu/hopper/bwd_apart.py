@@ -138,18 +138,27 @@ def delta_of(consumer_id: gl.constexpr, block, head, first, state):
 @gluon.jit
 def numbers_of(consumer_id: gl.constexpr, block, head, state):
     """(-lse in bits, -delta) of the consumer's queries, left in memory too."""
-    cfg: gl.constexpr = state.cfg
-    ROWS: gl.constexpr = cfg.rows
-    layout: gl.constexpr = by_rows(STATS, 4)
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    of_x: gl.constexpr = gl.SliceLayout(1, accumulator(cfg.columns))
-    _, _, lse_at, dlse_at, delta_at = state.rows
+    ROWS: gl.constexpr = state.cfg.rows
+    of_rows: gl.constexpr = gl.SliceLayout(1, by_rows(STATS, 4))
     origin, pace = state.scheduler.rows()
     delta = gl.convert_layout(delta_of(consumer_id, block, head, origin + block.start, state), of_rows)
     r = gl.arange(0, ROWS, layout=of_rows) + consumer_id * ROWS
     valid = r < block.height
     token = origin + block.start + gl.minimum(r, block.height - 1) * pace
     number = (block.batch.to(gl.int64) * state.heads + head) * state.length + token
+    return leave_numbers(number, valid, delta, state)
+
+
+@gluon.jit
+def leave_numbers(number, valid, delta, state):
+    """(-lse in bits, -delta) of a consumer's queries, left in memory too. number: of each query among all; valid: which
+    exist.
+    """
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    layout: gl.constexpr = by_rows(STATS, 4)
+    of_x: gl.constexpr = gl.SliceLayout(1, accumulator(cfg.columns))
+    _, _, lse_at, dlse_at, delta_at = state.rows
     lse = gl.load(lse_at + number)
     none = lse == float("-inf")
     if cfg.lse_gradient:

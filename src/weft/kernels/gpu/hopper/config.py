@@ -124,12 +124,27 @@ def _key_gradients(spec: KernelSpec) -> Config:
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
             listed=spec.rank == 0,
         )  # fmt: skip
+    if spec.boxes:
+        return _boxes(spec, "both")
     if spec.makes != "both":
         return _apart(spec, spec.makes)
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4, consumer_registers=224, producer_registers=56,
     )  # fmt: skip
+
+
+def _boxes(spec: KernelSpec, makes: str) -> Config:
+    return Config(
+        spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
+        producer_warps=1, consumer_registers=240, producer_registers=24, makes=makes, lse_gradient=spec.lse_gradient,
+        with_delta=makes == "dq" and spec.leaves_delta, box=spec.boxes[0], tile_box=spec.boxes[1],
+        batch_by_places=spec.batch_by_places,
+    )  # fmt: skip
+
+
+def _query_gradients(spec: KernelSpec) -> Config:
+    return _boxes(spec, "dq") if spec.boxes else _apart(spec)
 
 
 def _apart(spec: KernelSpec, makes: str = "dq") -> Config:
@@ -171,6 +186,6 @@ def _forward(spec: KernelSpec) -> Config:
 
 
 OF_DIRECTION = {
-    "forward": _forward, "dq": _apart, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "forward": _forward, "dq": _query_gradients, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
     "reduce_partials": _sparse_keys,
 }  # fmt: skip
