@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
+from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS, load_side, load_stats, visit_of
 from weft.kernels.gpu.hopper.bwd_summed import block_of
 from weft.kernels.gpu.hopper.fwd_loads import load_box
@@ -31,6 +32,7 @@ from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
 
+LOW = gl.constexpr(constants.LOW)
 PARTS = gl.constexpr(3)  # of STATS, bfloat16 numbers whose sum is lse, or delta
 
 
@@ -161,6 +163,8 @@ def leave_numbers(number, valid, delta, state):
     _, _, lse_at, dlse_at, delta_at = state.rows
     lse = gl.load(lse_at + number)
     none = lse == float("-inf")
+    if cfg.axes:
+        none = lse < LOW * state.scale
     if cfg.lse_gradient:
         delta -= gl.where(none, 0.0, gl.load(dlse_at + number))
     if cfg.with_delta:
