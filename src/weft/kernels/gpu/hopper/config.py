@@ -29,8 +29,8 @@ class Config:
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
     are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
-    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads. listed: a run is a
-    list of tiles, all of which a block sees whole.
+    one_across: no block walks two tiles along the last axis. batch_by_places: beside three axes batch rows are one with
+    the first axis, instead of with heads. listed: a run is a list of tiles, all of which a block sees whole.
     """
 
     d: int
@@ -58,6 +58,7 @@ class Config:
     listed: bool = False
     box: tuple[int, ...] = ()
     tile_box: tuple[int, ...] = ()
+    one_across: bool = False
     batch_by_places: bool = False
 
     @property
@@ -140,7 +141,7 @@ def _boxes(spec: KernelSpec, makes: str) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=1, consumer_registers=BOXES[spec.groups], producer_registers=24, makes=makes,
         lse_gradient=spec.lse_gradient, with_delta=makes == "dq" and spec.leaves_delta, box=spec.boxes[0],
-        tile_box=spec.boxes[1], batch_by_places=spec.batch_by_places,
+        tile_box=spec.boxes[1], one_across=spec.one_across, batch_by_places=spec.batch_by_places,
     )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def _forward(spec: KernelSpec) -> Config:
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
         box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
-        batch_by_places=spec.batch_by_places,
+        one_across=spec.one_across, batch_by_places=spec.batch_by_places,
     )  # fmt: skip
 
 
