@@ -124,8 +124,8 @@ def load_tile(i, where, state):
 
 @gluon.jit
 def producer(state, CHAINED: gl.constexpr):
-    """Each consumer's rows, two blocks ahead at most; then tiles of the other side, and where these are queries their
-    stats, of all heads that share the block's keys.
+    """Each consumer's rows, two blocks ahead at most; then tiles of the other side. Where these are queries, they are
+    of all heads that share the block's keys, and come with their stats.
     """
     cfg: gl.constexpr = state.cfg
     layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
