@@ -152,7 +152,7 @@ class Torch:
             raise RuntimeError("torch finds no GPU")
         self.torch = torch
         self.streams = {"torch, PDL": torch.cuda.Stream(), "torch, no PDL": torch.cuda.Stream()}
-        plain, configured = self.streams["torch, no PDL"].cuda_stream, driver.Launch._configured
+        plain, configured = self.streams["torch, no PDL"].cuda_stream, driver.DriverLaunch._configured
 
         def without(launch: Any, grid: Any, stream: int) -> Any:
             function = launch.function
@@ -162,7 +162,7 @@ class Torch:
             finally:
                 launch.function = function
 
-        driver.Launch._configured = without  # type: ignore[method-assign]
+        driver.DriverLaunch._configured = without  # type: ignore[method-assign]
 
     def methods(self, inputs: Inputs, pattern: Any, direction: str, wanted: Any) -> Iterator[Method]:
         """Both, each compared with what JAX gave."""

@@ -8,7 +8,7 @@ from tests.tiers import examples
 
 import weft
 from weft.acsr.format import MAX_TERMS, Term
-from weft.acsr.merge import Box, absorbed, fewest, merged, spelled
+from weft.acsr.merge import Rectangle, absorbed, fewest, merged, spelled
 from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation, Residue
 
@@ -84,7 +84,7 @@ def test_few_holes_are_left_out_and_many_are_not():
 @laws
 @given(st.lists(st.tuples(SETS, SETS), max_size=8))
 def test_rectangles_keep_their_pairs(sides):
-    boxes = [Box(rows, keys) for rows, keys in sides]
+    boxes = [Rectangle(rows, keys) for rows, keys in sides]
     found = fewest(boxes)
     assert (dense(found, 30, 30) == dense(boxes, 30, 30)).all() and len(found) <= len(boxes)
 

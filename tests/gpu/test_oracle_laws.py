@@ -7,7 +7,7 @@ import pytest
 
 import weft
 from weft.kernels.gpu.oracle import BrokenLaw, run_program
-from weft.kernels.gpu.oracle.memory import Array, Box, Memory
+from weft.kernels.gpu.oracle.memory import Array, DescriptorView, Memory
 from weft.kernels.gpu.oracle.run import kernel_of
 from weft.kernels.gpu.program import Descriptor, Fill, Known, Launch, LaunchProgram, Pointer, Slot, Table
 
@@ -165,7 +165,7 @@ def test_boxes_read_zeros_and_drop_what_lies_beyond():
     """Places and lanes of a descriptor are tokens step * place + lane."""
     slot = Slot.dense("x", "workspace", "bfloat16", (1, 1, 10, 2))
     values = np.arange(20.0).reshape(1, 1, 10, 2) + 1
-    box = Box(Array("x", values, 3, written=True), slot, Descriptor("x", (1, 1, 3, 3, 2), (20, 20, 6, 2, 1)))
+    box = DescriptorView(Array("x", values, 3, written=True), slot, Descriptor("x", (1, 1, 3, 3, 2), (20, 20, 6, 2, 1)))
     assert box.tokens(1, 2)[:3].tolist() == [5, 8, -1]
     assert box.tokens(-1, 0)[:3].tolist() == [-1, 0, 3]
     assert box.tokens(0, 3).max() == -1

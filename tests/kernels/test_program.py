@@ -8,7 +8,7 @@ import torch
 
 import weft
 from weft.kernels.cpu import run
-from weft.kernels.cpu.program import Box, program
+from weft.kernels.cpu.program import StridedBox, program
 from weft.kernels.cpu.scores import IN_A_STRIP, TOGETHER, Batch, Strip, Workspace, schedule
 from weft.planning.problem import Problem
 from weft.planning.tiling.cpu import plan_tiles
@@ -78,7 +78,7 @@ def test_a_strip_reads_and_adds_as_a_batch_does(dtype, stride):
 
 
 def test_a_view_of_a_run_is_what_its_tokens_say():
-    boxes = Box(first=7, sizes=(3, 4), strides=(20, 2), count=3, pitch=40)
+    boxes = StridedBox(first=7, sizes=(3, 4), strides=(20, 2), count=3, pitch=40)
     x = torch.randn(2, 150, 5)
     assert torch.equal(boxes.of(x, 1).reshape(3, 2, 12, 5), x[:, boxes.tokens()].transpose(0, 1))
     assert torch.equal(boxes.part(1, 3).of(x, 1), boxes.of(x, 1)[1:])

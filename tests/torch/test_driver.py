@@ -23,7 +23,7 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.settings import interpreted
 from weft.torch import driver, gpu
-from weft.torch.launcher import Box
+from weft.torch.launcher import DescriptorLayout
 
 from .fake_gpu import planned
 
@@ -142,7 +142,7 @@ def test_descriptors_and_launches_that_begin_early(cuda):
     kernel = load.compile_for(launch.spec, GPUTarget("cuda", 90, 32))
     library = cuda(parameters_of(kernel.asm["ptx"]))
     kinds = [kind for _, kind in launch.kernel.types]
-    boxes = {at: Box(x.shape, x.strides) for at, x in enumerate(launch.arguments) if hasattr(x, "shape")}
+    boxes = {at: DescriptorLayout(x.shape, x.strides) for at, x in enumerate(launch.arguments) if hasattr(x, "shape")}
     assert len(boxes) == 4
     function = driver.function_of(kernel, 0)
     assert "cuFuncSetAttribute" in library.asked, "more shared memory than needs no consent"

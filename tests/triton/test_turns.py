@@ -1,5 +1,6 @@
-"""Blocks of warp groups as programs take them: each once, in equal shares."""
+"""Blocks of warp groups as programs take them, in turn or by claims: each once, in equal shares."""
 
+import heapq
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import weft
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import CONFIGS, WIDE
+from weft.planning.families.hopper import CONFIGS, SUMMED, WIDE
 from weft.planning.problem import Problem
 from weft.target import GPUS
 
@@ -60,6 +61,43 @@ def test_blocks_of_unlike_length_end_together(pattern):
     assert busiest(wave, one_after_the_other(wave)) > 1.05
     assert busiest(wave, blocks) < 1.01
     assert sorted(map(tuple, blocks)) == sorted(one_after_the_other(wave))
+
+
+def claims_of(time):
+    """(when each block begins, when the last program ends), where who is done first takes the next one."""
+    free, begins = [0.0] * PROGRAMS, []
+    for one in time:
+        begins.append(free[0])
+        heapq.heapreplace(free, free[0] + one)
+    return begins, max(free)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tokens", "most"),
+    [
+        (CAUSAL, 16384, 1.01), (CAUSAL & weft.chunks(2048), 32768, 1.01), (CAUSAL & weft.chunks(8192), 32768, 1.02),
+        (CAUSAL & weft.documents([1000, 3000, 500, 7000, 2000, 1500, 900, 484]), 16384, 1.02),
+        (CAUSAL & weft.window(left=1023), 32768, 1.02),
+    ],
+    ids=["causal", "chunks of 2048", "chunks of 8192", "documents", "window"],
+)  # fmt: skip
+def test_claimed_blocks_end_together_and_stay_near(pattern, tokens, most):
+    """Each block is taken once. At most a few heads are met at a time, before the last ones."""
+    problem = Problem(1, 16, 16, tokens, tokens, 128, 128, "bfloat16", "cuda")
+    plan = plan_attention(pattern, problem, GPUS["h200"], (("dkdv", SUMMED),))
+    (wave,) = plan_waves(plan.transposed, problem, True).waves
+    blocks = blocks_of(in_turns(wave, PROGRAMS))
+    assert sorted(map(tuple, blocks)) == sorted(one_after_the_other(wave))
+    time = wave.work[blocks[:, 0]].tolist()
+    begins, end = claims_of(time)
+    assert end < most * sum(time) / PROGRAMS
+    first = {}
+    for begin, (_, member) in zip(begins, blocks, strict=True):
+        first.setdefault(int(member), begin)
+    half = [m for m in first if first[m] < end / 2]
+    for member in half:  # all of a head's blocks begin before the next but two does
+        last = max(begin for begin, (_, other) in zip(begins, blocks, strict=True) if other == member)
+        assert last <= first.get(member + 2, end)
 
 
 @pytest.mark.parametrize("tokens", [4096, 16384, 20000, 32768])

@@ -18,7 +18,7 @@ from weft.acsr import stairs
 from weft.acsr.bits import bit_count
 from weft.acsr.blocks import Blocks
 from weft.acsr.format import BLOCK, MAX_TERMS, Term
-from weft.acsr.merge import MAX_BOXES, Box, fewest, restricted, spelled
+from weft.acsr.merge import MAX_BOXES, Rectangle, fewest, restricted, spelled
 from weft.pattern.bounds import Bound, Ints, Stair, Steps
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
@@ -194,7 +194,7 @@ def _runs_of(blocks: Blocks) -> tuple[Ints, Ints, Ints]:
 
 
 # ---- rectangles ------------------------------------------------------------------------------------------------------
-def _rectangles(alike: Alike) -> list[Box] | None:
+def _rectangles(alike: Alike) -> list[Rectangle] | None:
     """One rectangle for each class of queries that see the same keys, or of keys that the same queries see."""
     classes: dict[tuple[Run, ...], list[int]] = {}
     for group, runs in enumerate(alike.runs):
@@ -204,7 +204,7 @@ def _rectangles(alike: Alike) -> list[Box] | None:
                 return None
     boxes = []
     for runs, groups in classes.items():
-        box = Box(np.zeros(alike.m, np.bool_), np.zeros(alike.n, np.bool_))
+        box = Rectangle(np.zeros(alike.m, np.bool_), np.zeros(alike.n, np.bool_))
         for group in groups:
             box.rows[int(alike.first[group]) : alike.after(group)] = True
         for first, after in runs:

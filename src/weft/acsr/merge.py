@@ -27,7 +27,7 @@ HOLES = 64  # a list says what is left out where that is less than every so many
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class Rectangle:
     """A rectangle: a set of queries (m,) and a set of keys (n,), as booleans."""
 
     rows: NDBool
@@ -101,7 +101,7 @@ def _key(core: Relation) -> tuple[object, ...]:
     return frozenset(core.lower), frozenset(core.upper), core.diagonal
 
 
-def _box(term: Term, m: int, n: int) -> Box:
+def _box(term: Term, m: int, n: int) -> Rectangle:
     """The queries and the keys that a term of one axis takes."""
     axis = term.axes[0]
     rows = term.rows.holds(np.arange(m, dtype=np.int64)) & _residue(axis.rows, m)
@@ -115,7 +115,7 @@ def _box(term: Term, m: int, n: int) -> Box:
         elif bound.is_threshold:
             at = min(max(bound.in_lo, 0), m)
             rows[slice(at, m) if lower else slice(0, at)] = False
-    return Box(rows, keys)
+    return Rectangle(rows, keys)
 
 
 def _residue(residue: Residue, length: int) -> NDBool:
@@ -125,27 +125,27 @@ def _residue(residue: Residue, length: int) -> NDBool:
 
 
 # ---- a union of rectangles -------------------------------------------------------------------------------------------
-def fewest(boxes: list[Box]) -> list[Box]:
+def fewest(boxes: list[Rectangle]) -> list[Rectangle]:
     """The same pairs as few rectangles."""
     boxes = [box for box in boxes if box.rows.any() and box.keys.any()]
     before = len(boxes) + 1
     while len(boxes) < before:
         before = len(boxes)
-        boxes = _joined(boxes, lambda box: box.rows, Box, lambda box: box.keys)
-        boxes = _joined(boxes, lambda box: box.keys, lambda keys, rows: Box(rows, keys), lambda box: box.rows)
+        boxes = _joined(boxes, lambda box: box.rows, Rectangle, lambda box: box.keys)
+        boxes = _joined(boxes, lambda box: box.keys, lambda keys, rows: Rectangle(rows, keys), lambda box: box.rows)
     if not 2 < len(boxes) <= MAX_BOXES:
         return boxes
-    by_rows = [Box(a, b) for a, b in _classes([box.rows for box in boxes], [box.keys for box in boxes])]
-    by_keys = [Box(b, a) for a, b in _classes([box.keys for box in boxes], [box.rows for box in boxes])]
+    by_rows = [Rectangle(a, b) for a, b in _classes([box.rows for box in boxes], [box.keys for box in boxes])]
+    by_keys = [Rectangle(b, a) for a, b in _classes([box.keys for box in boxes], [box.rows for box in boxes])]
     return min((boxes, by_rows, by_keys), key=len)
 
 
 def _joined(
-    boxes: list[Box],
-    same: Callable[[Box], NDBool],
-    made: Callable[[NDBool, NDBool], Box],
-    other: Callable[[Box], NDBool],
-) -> list[Box]:
+    boxes: list[Rectangle],
+    same: Callable[[Rectangle], NDBool],
+    made: Callable[[NDBool, NDBool], Rectangle],
+    other: Callable[[Rectangle], NDBool],
+) -> list[Rectangle]:
     """Boxes with one set on a side as one box, with the union of their sets on the other side."""
     found: dict[bytes, tuple[NDBool, NDBool]] = {}
     for box in boxes:

@@ -153,14 +153,18 @@ class Prepared:
         It is for memory at these addresses, and compiles nothing after `run`.
         """
         from weft.torch import driver
-        from weft.torch.launcher import Box
+        from weft.torch.launcher import DescriptorLayout
 
         if driver.library() is None:
             return None
         compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.options)
         kinds = list(compiled.src.signature.values())  # of constants and of what is None, "constexpr"
         told = [(kind, x) for kind, x in zip(kinds, self.args, strict=False) if kind != "constexpr"]
-        boxes = {at: Box(tuple(x.shape), tuple(x.strides)) for at, (_, x) in enumerate(told) if hasattr(x, "base")}
+        boxes = {
+            at: DescriptorLayout(tuple(x.shape), tuple(x.strides))
+            for at, (_, x) in enumerate(told)
+            if hasattr(x, "base")
+        }
         function = driver.function_of(compiled, self.results[0].device.index)
         facts = compiled.metadata.tensordesc_meta or ()
         if function is None or len(facts) != len(boxes):

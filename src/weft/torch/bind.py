@@ -35,7 +35,7 @@ from weft.kernels.gpu.program import (
 )
 from weft.torch import driver
 from weft.torch.device_tables import is_capturing, on_device
-from weft.torch.launcher import Box, Way, direct, placed
+from weft.torch.launcher import DescriptorLayout, Way, direct, placed
 
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
 EMPTY = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
@@ -152,7 +152,7 @@ class Bound:
         for at, argument in enumerate(launch.arguments):
             places.append(self._place(argument))
             if isinstance(argument, Descriptor):
-                boxes[at] = Box(argument.shape, argument.strides)
+                boxes[at] = DescriptorLayout(argument.shape, argument.strides)
         kernel = kernel_of(launch.kernel, self.device)
         way = None if self.gpu is None else way_of(kernel, launch.kernel, boxes, self.gpu)
         return Started(kernel, launch.grid, itemgetter(*places), boxes, way)
@@ -182,7 +182,7 @@ class Started:
     __slots__ = ("boxes", "grid", "kernel", "pick", "way")
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, int, int], pick: Any, boxes: dict[int, Box], way: Way | None
+        self, kernel: Any, grid: tuple[int, int, int], pick: Any, boxes: dict[int, DescriptorLayout], way: Way | None
     ) -> None:
         self.kernel, self.grid, self.pick, self.boxes, self.way = kernel, grid, pick, boxes, way
 
@@ -277,7 +277,7 @@ def kernel_of(source: Source, device: torch.device) -> Any:
     return module_of(source).kernel if device.type == "cpu" else loaded(source, device.index or 0)
 
 
-def way_of(kernel: Any, source: Source, boxes: dict[int, Box], gpu: int) -> Way | None:
+def way_of(kernel: Any, source: Source, boxes: dict[int, DescriptorLayout], gpu: int) -> Way | None:
     """How a loaded kernel is launched: by the driver alone, else by Triton's launcher; None for kernel[grid]."""
     function = driver.function_of(kernel, gpu)
     if function is not None:

@@ -21,7 +21,7 @@ from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.compiler import CompiledKernel
 from triton.runtime.errors import OutOfResources
 
-from weft.torch.launcher import KEPT, Box, Encoder
+from weft.torch.launcher import KEPT, DescriptorLayout, Encoder
 
 NEEDED = ("cuFuncGetParamInfo", "cuLaunchKernelEx", "cuTensorMapEncodeTiled")  # the first came with CUDA 12.4
 # What a launch may ask for that none here provides.
@@ -172,7 +172,9 @@ def _parameters(handle: c_void_p) -> tuple[tuple[int, int], ...]:
 
 
 # ---- its launches ----------------------------------------------------------------------------------------------------
-def launch_of(function: Function, kinds: Sequence[str], boxes: dict[int, Box], facts: Sequence[Any]) -> Launch | None:
+def launch_of(
+    function: Function, kinds: Sequence[str], boxes: dict[int, DescriptorLayout], facts: Sequence[Any]
+) -> DriverLaunch | None:
     """How a function is launched. kinds: of its arguments, as Triton names them; boxes: of those that are descriptors,
     by their places, and what Triton knows of each. None where the function does not take such arguments.
     """
@@ -180,10 +182,10 @@ def launch_of(function: Function, kinds: Sequence[str], boxes: dict[int, Box], f
     if any(one.facts is None for one in encoders.values()):
         return None
     packing = _packing(function, [form for at, kind in enumerate(kinds) for form in _forms(kind, boxes.get(at))])
-    return None if packing is None else Launch(function, packing, encoders)
+    return None if packing is None else DriverLaunch(function, packing, encoders)
 
 
-def _forms(kind: str, box: Box | None) -> list[str]:
+def _forms(kind: str, box: DescriptorLayout | None) -> list[str]:
     """How an argument lies in memory, as `struct` says it; a descriptor is followed by its sizes and strides."""
     if box is not None:
         return [f"{DESCRIPTOR}s", *"i" * len(box.shape), *"q" * len(box.strides)]
@@ -203,7 +205,7 @@ def _packing(function: Function, forms: list[str]) -> Struct | None:
     return Struct(text)
 
 
-class Launch:
+class DriverLaunch:
     """A launch but for its grid, stream and arguments."""
 
     finds_addresses = True
@@ -256,12 +258,12 @@ def _nothing() -> None:
     """A launch of no program, which the driver refuses."""
 
 
-def _arguments(box: Box, facts: Any, address: int) -> tuple[Any, ...]:
+def _arguments(box: DescriptorLayout, facts: Any, address: int) -> tuple[Any, ...]:
     """What stands for a descriptor among arguments: it is followed by its sizes and strides."""
     return (encoded(box, facts, address), *box.shape, *box.strides)
 
 
-def encoded(box: Box, facts: Any, address: int) -> bytes:
+def encoded(box: DescriptorLayout, facts: Any, address: int) -> bytes:
     """A descriptor of a tensor at an address; axes are told innermost first, strides in bytes and but for the first."""
     rank, room = len(box.shape), (c_char * (DESCRIPTOR + LINE))()
     at = -addressof(room) % LINE

@@ -16,7 +16,7 @@ Values = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Box:
+class DescriptorLayout:
     """A descriptor but for its address; shape and strides in elements, outermost first."""
 
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Box:
 class Placed:
     """A descriptor as Triton's launchers read it."""
 
-    box: Box
+    box: DescriptorLayout
     address: int
     padding: str = "zero"
     round_f32_to_tf32: bool = False
@@ -62,7 +62,9 @@ class Encoder:
     encode: from a box, facts and an address to the arguments that stand for the descriptor; by default Triton's way.
     """
 
-    def __init__(self, box: Box, facts: Any, encode: Callable[[Box, Any, int], Values] | None = None) -> None:
+    def __init__(
+        self, box: DescriptorLayout, facts: Any, encode: Callable[[DescriptorLayout, Any, int], Values] | None = None
+    ) -> None:
         self.box, self.facts, self.encode = box, facts, encode or _encoded
         self.known: dict[int, Values] = {}
 
@@ -76,7 +78,7 @@ class Encoder:
         return found
 
 
-def _encoded(box: Box, about: Any, address: int) -> Values:
+def _encoded(box: DescriptorLayout, about: Any, address: int) -> Values:
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     return tuple(make_tensordesc_arg(box.at(address), about))
@@ -102,7 +104,7 @@ class Direct(NamedTuple):
 
     start: Callable[..., Any]
     handles: tuple[Any, ...]
-    boxes: Mapping[int, Box] = MappingProxyType({})
+    boxes: Mapping[int, DescriptorLayout] = MappingProxyType({})
     encoders: tuple[Encoder, ...] | None = None
 
     @property
@@ -126,7 +128,7 @@ class Direct(NamedTuple):
         return found
 
 
-def placed(boxes: Mapping[int, Box], mine: Sequence[Any]) -> list[Any]:
+def placed(boxes: Mapping[int, DescriptorLayout], mine: Sequence[Any]) -> list[Any]:
     """Arguments with descriptors as Triton's own Python takes them; mine: of these their addresses, or tensors."""
     return [boxes[at].at(_address(x)) if at in boxes else x for at, x in enumerate(mine)]
 
@@ -136,7 +138,7 @@ def _address(x: Any) -> int:
     return x.data_ptr() if isinstance(x, torch.Tensor) else x
 
 
-def direct(kernel: Any, boxes: Mapping[int, Box]) -> Direct | None:
+def direct(kernel: Any, boxes: Mapping[int, DescriptorLayout]) -> Direct | None:
     """How to launch a kernel with such descriptors, which is loaded on the current device; None where only kernel[grid]
     is known to work. What it saves: benchmarks/notes/triton.md, T78.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from multiprocessing import get_context
@@ -25,8 +25,14 @@ from weft.kernels.gpu.compile import load
 from weft.kernels.gpu.compile.filling import begin_child
 from weft.kernels.gpu.configure import fused_specs, specs_of
 from weft.kernels.gpu.layout import OF_CALL, Layout, Options
-from weft.kernels.gpu.program import LaunchProgram
-from weft.kernels.gpu.programs.backward import backward_program, fused_program, keys_program, queries_program
+from weft.kernels.gpu.program import Fill, LaunchProgram
+from weft.kernels.gpu.programs.backward import (
+    CLAIMED,
+    backward_program,
+    fused_program,
+    keys_program,
+    queries_program,
+)
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.options import Modifiers
@@ -96,8 +102,11 @@ class Subject:
         if direction == "dq":
             queries = self.call_of(queries_program(plan, layout, options))
             return lambda: queries()[:1]
-        summing = plan.transposed[0].plan.tiling in SUMS
-        return self.call_of(keys_program(plan, layout, options._replace(deterministic=False), summing))
+        free = options._replace(deterministic=False)
+        keys = keys_program(plan, layout, free, plan.transposed[0].plan.tiling in SUMS)
+        if CLAIMED in keys.by_name:  # a counter that starts at 0, as the launch before leaves it
+            keys = replace(keys, steps=(Fill(CLAIMED, 0.0), *keys.steps))
+        return self.call_of(keys)
 
     def walk(self, plan: AttentionPlan) -> Call:
         """A call of the plan's fused backward, taken or not: dq, dk, dv."""

@@ -9,7 +9,7 @@ from weft.kernels.gpu.ops.loads import Strided
 from weft.kernels.gpu.ops.scores import Scaling
 from weft.kernels.gpu.tile.fwd import Tensors, attention
 from weft.kernels.gpu.tile.config import Config
-from weft.kernels.gpu.tile.places import Launch
+from weft.kernels.gpu.tile.places import LaunchArgs
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def weft_fwd_tile_line_d128_bf16(
             None,
             None,
         ),
-        Launch(Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length, their_length),
+        LaunchArgs(Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length, their_length),
         Scaling(scale, softcap, shift, None, (), ()),
     )
 

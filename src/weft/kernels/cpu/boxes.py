@@ -15,7 +15,7 @@ from weft.pattern.bounds import Ints
 
 
 @dataclass(frozen=True)
-class Box:
+class StridedBox:
     """Tokens first + sum(index * stride) over some axes; and `count` such boxes, `pitch` tokens from one to the next.
 
     One view of q, k or v holds such a box, and one call copies it. It may be a box of a grid, every second token of a
@@ -30,12 +30,12 @@ class Box:
     listed: torch.Tensor | None = None
 
     @staticmethod
-    def on(grid: Grid, spans: Iterable[tuple[int, int, int]]) -> Box:
+    def on(grid: Grid, spans: Iterable[tuple[int, int, int]]) -> StridedBox:
         """Indices base, base + step, ... on each axis of a grid: (base, step, how many)."""
         pace = [prod(grid.shape[axis + 1 :]) for axis in range(len(grid.shape))]
         bases, steps, sizes = zip(*spans, strict=True)
         first = grid.origin + sum(base * tokens for base, tokens in zip(bases, pace, strict=True))
-        return Box(first, sizes, tuple(step * tokens for step, tokens in zip(steps, pace, strict=True)))
+        return StridedBox(first, sizes, tuple(step * tokens for step, tokens in zip(steps, pace, strict=True)))
 
     @cached_property
     def size(self) -> int:
@@ -78,7 +78,7 @@ class Box:
         """Whether all `count` boxes lie on the tokens first, first + stride, ..."""
         return self.listed is None and len(self.strides) == 1 and self.pitch % self.strides[0] == 0
 
-    def part(self, first: int, last: int) -> Box:
+    def part(self, first: int, last: int) -> StridedBox:
         """Boxes first to last - 1."""
         return replace(self, first=self.first + first * self.pitch, count=last - first)
 

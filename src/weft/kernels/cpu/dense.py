@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from weft.acsr.relayout import Lanes
-from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.boxes import StridedBox
 from weft.pattern.bounds import Ints
 from weft.planning.tiles import LoopNest, Part
 
@@ -35,8 +35,8 @@ class Dense:
     fresh: nothing before it has a query in common with it.
     """
 
-    queries: Box
-    keys: Box
+    queries: StridedBox
+    keys: StridedBox
     causal: bool = False
     fresh: bool = True
 
@@ -144,7 +144,7 @@ def _dense(
 ) -> Iterator[Dense]:
     """The shapes of rows whose first one sees `keys`: under a triangle lies a rectangle of the keys before it."""
     (first, last), (lo, hi), lanes = rows, keys, part.axes[0].lanes
-    queries = Box.on(nest.q, [(int(lanes.q_first[lane]) + lanes.q_step * first, lanes.q_step, last - first)])
+    queries = StridedBox.on(nest.q, [(int(lanes.q_first[lane]) + lanes.q_step * first, lanes.q_step, last - first)])
     if kind == RECTANGLE or last - first == 1:
         yield Dense(queries, _keys(part, lanes, lane, (lo, hi)))
         return
@@ -153,9 +153,9 @@ def _dense(
     yield Dense(queries, _keys(part, lanes, lane, (hi - 1, hi - 1 + last - first)), causal=True)
 
 
-def _keys(part: Part, lanes: Lanes, lane: int, span: tuple[int, int]) -> Box:
+def _keys(part: Part, lanes: Lanes, lane: int, span: tuple[int, int]) -> StridedBox:
     start, stop = span
-    return Box.on(part.k, [(int(lanes.k_first[lane]) + lanes.k_step * start, lanes.k_step, stop - start)])
+    return StridedBox.on(part.k, [(int(lanes.k_first[lane]) + lanes.k_step * start, lanes.k_step, stop - start)])
 
 
 def _joined(dense: list[Dense]) -> list[Dense]:
@@ -179,7 +179,7 @@ def _even(group: list[Dense]) -> Iterator[Dense]:
     yield _as_one(run, gap)
 
 
-def _are_apart(box: Box, pitch: int, count: int) -> bool:
+def _are_apart(box: StridedBox, pitch: int, count: int) -> bool:
     """Whether `count` such boxes of one axis, `pitch` tokens from one to the next, share no token."""
     (size,), (stride,) = box.sizes, box.strides
     return pitch >= stride * (size - 1) + 1 or pitch * (count - 1) < stride

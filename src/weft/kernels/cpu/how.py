@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.boxes import StridedBox
 from weft.kernels.cpu.rules import Heads, Rule
 from weft.kernels.cpu.tiles import Step
 from weft.kernels.options import Dropping, Modifiers
@@ -98,7 +98,7 @@ class Pairs:
     k: np.ndarray
 
     @staticmethod
-    def of(queries: Box, step: Step) -> Pairs:
+    def of(queries: StridedBox, step: Step) -> Pairs:
         return Pairs(queries.tokens(), np.concatenate([piece.keys.tokens() for piece in step.pieces], axis=1))
 
     def indices(self) -> dict[str, torch.Tensor]:

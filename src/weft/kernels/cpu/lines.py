@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.boxes import StridedBox
 from weft.kernels.cpu.tiles import Draft, Masks, Tile, steps_of
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
@@ -87,12 +87,12 @@ def _alike(groups: list[Ints], bounds: list[Bounds], nest: LoopNest) -> tuple[in
     return pitch * lanes.q_step, gap * lanes.k_step
 
 
-def _query_box(nest: LoopNest, rows: Rows, masks: Masks) -> Box:
+def _query_box(nest: LoopNest, rows: Rows, masks: Masks) -> StridedBox:
     lanes = nest.lanes[0]
     tokens, listed = rows.tokens, lanes.queries is not None or nest.q.order is not None
     if listed or tokens[-1] - tokens[0] != lanes.q_step * (tokens.size - 1):
         return masks.gathered(tokens)
-    return Box(int(tokens[0]), (tokens.size,), (lanes.q_step,))
+    return StridedBox(int(tokens[0]), (tokens.size,), (lanes.q_step,))
 
 
 def _drafts(part: Part, rows: Rows, bounds: Bounds, masks: Masks) -> Iterator[Draft]:
@@ -129,13 +129,13 @@ def _keys_at(part: Part, lane: int, positions: Ints) -> Ints:
     return part.k.tokens(part.axes[0].lanes.key_at(np.asarray(lane), positions))
 
 
-def _key_box(part: Part, lane: int, positions: Ints, masks: Masks) -> Box:
+def _key_box(part: Part, lane: int, positions: Ints, masks: Masks) -> StridedBox:
     """The keys at these positions, which rise: a view if they are consecutive and no list or order is in between."""
     lanes = part.axes[0].lanes
     consecutive = positions[-1] - positions[0] == positions.size - 1
     if lanes.keys is not None or part.k.order is not None or not consecutive:
         return masks.gathered(_keys_at(part, lane, positions))
-    return Box(int(_keys_at(part, lane, positions[:1])[0]), (positions.size,), (lanes.k_step,))
+    return StridedBox(int(_keys_at(part, lane, positions[:1])[0]), (positions.size,), (lanes.k_step,))
 
 
 def _live(positions: Ints, bounds: Bounds) -> NDBool:
@@ -143,7 +143,7 @@ def _live(positions: Ints, bounds: Bounds) -> NDBool:
     return (positions >= lo[:, None]) & (positions < hi[:, None])
 
 
-def _draft(keys: Box, positions: Ints, inner: tuple[int, int], bounds: Bounds, masks: Masks) -> Draft:
+def _draft(keys: StridedBox, positions: Ints, inner: tuple[int, int], bounds: Bounds, masks: Masks) -> Draft:
     """Masks on the edges of keys alone: those before and after the full positions `inner`."""
     first, after = (int(np.searchsorted(positions, x)) for x in inner)
     edges = [(0, positions.size)] if first >= after else [(0, first), (after, positions.size)]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from weft.acsr.format import BLOCK
-from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.boxes import StridedBox
 from weft.kernels.cpu.dense import Dense, dense_of, in_order, seconds, seconds_of_tiles
 from weft.kernels.cpu.lines import line_tiles
 from weft.kernels.cpu.tiles import Draft, Masks, Tile, steps_of
@@ -106,15 +106,15 @@ def _grid_tiles(nest: LoopNest, masks: Masks) -> Iterator[Tile]:
             yield Tile(queries, tuple(steps_of(drafts)))
 
 
-def _query_box(nest: LoopNest, index: TileIndex) -> Box:
+def _query_box(nest: LoopNest, index: TileIndex) -> StridedBox:
     spans = []
     for (lane, tile), lanes, block in zip(index, nest.lanes, nest.box, strict=True):
         first, rows = tile * block, min(block, int(lanes.rows[lane]) - tile * block)
         spans.append((int(lanes.q_first[lane]) + lanes.q_step * first, lanes.q_step, rows))
-    return Box.on(nest.q, spans)
+    return StridedBox.on(nest.q, spans)
 
 
-def _drafts(part: Part, index: TileIndex, queries: Box, masks: Masks) -> Iterator[Draft]:
+def _drafts(part: Part, index: TileIndex, queries: StridedBox, masks: Masks) -> Iterator[Draft]:
     """The keys of one part of a tile, in pieces of at most CHUNK keys along the first axis."""
     spans = [(int(a.start[at]), int(a.stop[at])) for a, at in zip(part.axes, index, strict=True)]
     if any(stop <= start for start, stop in spans):
@@ -128,7 +128,7 @@ def _drafts(part: Part, index: TileIndex, queries: Box, masks: Masks) -> Iterato
         yield _grid_draft(keys, here, bounds, _cut(part, queries, keys), masks)
 
 
-def _cut(part: Part, queries: Box, keys: Box) -> np.ndarray | None:
+def _cut(part: Part, queries: StridedBox, keys: StridedBox) -> np.ndarray | None:
     """(queries, keys): False for tokens that a part leaves out; None if it leaves out none of these."""
     if part.rows.is_every and part.keys.is_every:
         return None
@@ -136,16 +136,16 @@ def _cut(part: Part, queries: Box, keys: Box) -> np.ndarray | None:
     return None if rows.all() and columns.all() else rows[:, None] & columns
 
 
-def _key_box(part: Part, index: TileIndex, spans: list[tuple[int, int]]) -> Box:
+def _key_box(part: Part, index: TileIndex, spans: list[tuple[int, int]]) -> StridedBox:
     found = []
     for axis, (lane, _), (start, stop) in zip(part.axes, index, spans, strict=True):
         step = axis.lanes.k_step
         found.append((int(axis.lanes.k_first[lane]) + step * start, step, stop - start))
-    return Box.on(part.k, found)
+    return StridedBox.on(part.k, found)
 
 
 def _grid_draft(
-    keys: Box,
+    keys: StridedBox,
     spans: list[tuple[int, int]],
     bounds: list[tuple[Ints, Ints]],
     cut: np.ndarray | None,
@@ -177,7 +177,7 @@ def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
         drafts = []
         for i, block in zip(range(first, last), found, strict=True):
             live = block[top:below]
-            box = Box(BLOCK * int(remainder.cols[i]) + int(spans[i, 0]), (live.shape[1],), (1,))
+            box = StridedBox(BLOCK * int(remainder.cols[i]) + int(spans[i, 0]), (live.shape[1],), (1,))
             cut = () if live.all() else ((0, live.shape[1], masks.additive(live)),)
             drafts.append(Draft(box, cut, np.asarray(live.any(axis=1)) if cut else None))
-        yield Tile(Box(BLOCK * row + top, (below - top,), (1,)), tuple(steps_of(drafts)))
+        yield Tile(StridedBox(BLOCK * row + top, (below - top,), (1,)), tuple(steps_of(drafts)))

@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.boxes import StridedBox
 from weft.kernels.cpu.how import How, Pairs
 from weft.kernels.cpu.program import TOGETHER, Program
 from weft.kernels.cpu.rules import Applied, Rule
@@ -152,7 +152,7 @@ class Strip(Batch):
             view.add_(new)
 
     @staticmethod
-    def _rows(x: torch.Tensor, box: Box, work: Workspace, name: str) -> torch.Tensor:
+    def _rows(x: torch.Tensor, box: StridedBox, work: Workspace, name: str) -> torch.Tensor:
         """A view of x, or of staged tokens: of each once, however many boxes it is in."""
         view = box.of(x, 0)
         if x.dtype == work.dtype and x.stride(1) == 1:

@@ -9,7 +9,7 @@ from functools import cached_property, reduce
 import numpy as np
 import torch
 
-from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.boxes import StridedBox
 from weft.pattern.bounds import Ints
 from weft.planning.families.cpu import CHUNK
 
@@ -21,7 +21,7 @@ class Piece:
     masks: (first column, last column + 1, (rows, columns) of 0 and -inf), columns counted inside the piece.
     """
 
-    keys: Box
+    keys: StridedBox
     column: int
     masks: tuple[tuple[int, int, torch.Tensor], ...]
 
@@ -44,7 +44,7 @@ class Step:
 class Tile:
     """One query tile and its steps; or a run of tiles that have the same masks and lie evenly apart."""
 
-    queries: Box
+    queries: StridedBox
     steps: tuple[Step, ...]
 
     @property
@@ -75,7 +75,7 @@ class Tile:
         return (*((box.sizes, box.strides, box.listed is None) for box in self.boxes), *masks)
 
     @cached_property
-    def boxes(self) -> tuple[Box, ...]:
+    def boxes(self) -> tuple[StridedBox, ...]:
         """Of the queries, and of the keys of every piece."""
         return (self.queries, *(piece.keys for step in self.steps for piece in step.pieces))
 
@@ -102,7 +102,7 @@ class Tile:
         even = all(box.count == 1 or box.pitch == gap for pair, gap in zip(pairs, gaps, strict=True) for box in pair)
         return gaps if even and min(gaps) >= 0 else None
 
-    def with_boxes(self, boxes: Iterable[Box]) -> Tile:
+    def with_boxes(self, boxes: Iterable[StridedBox]) -> Tile:
         """The same steps elsewhere."""
         rest = iter(boxes)
         queries = next(rest)
@@ -114,7 +114,7 @@ class Tile:
 class Draft:
     """A piece before it has a column: `alive` says which rows have a live key in it, None if all do."""
 
-    keys: Box
+    keys: StridedBox
     masks: tuple[tuple[int, int, torch.Tensor], ...]
     alive: np.ndarray | None
 
@@ -127,10 +127,10 @@ class Masks:
         self.known: dict[bytes, torch.Tensor] = {}
         self.lists: dict[bytes, torch.Tensor] = {}
 
-    def gathered(self, tokens: Ints) -> Box:
+    def gathered(self, tokens: Ints) -> StridedBox:
         """The box of listed tokens."""
         listed = self.lists.setdefault(tokens.tobytes(), torch.from_numpy(tokens))
-        return Box(0, (tokens.size,), (1,), listed=listed)
+        return StridedBox(0, (tokens.size,), (1,), listed=listed)
 
     def additive(self, live: np.ndarray) -> torch.Tensor:
         """0 where live, -inf where not."""

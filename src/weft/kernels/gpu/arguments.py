@@ -64,11 +64,13 @@ def writes(spec: KernelSpec) -> tuple[str, ...]:
     numbers = ("Delta",) * spec.leaves_delta + ("Stats",) * spec.folded
     if direction == "forward":
         return ("Out", "Lse", *(("Sum",) * spec.accumulate))
+    claimed = ("Claimed",) * spec.claims  # the counter of blocks
     if direction in ("dq", "delta"):
-        return ("DQ", *numbers, *sums)
+        return ("DQ", *numbers, *sums, *claimed)
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
-        return (*(("Sums",) if spec.leaves_shared else made), *(("DQ",) * (spec.with_dq and not spec.groups)), *sums)
+        summed = ("DQ",) * (spec.with_dq and not spec.groups)
+        return (*(("Sums",) if spec.leaves_shared else made), *summed, *sums, *claimed)
     if direction == "fused":
         return ("Delta",) * spec.with_delta
     return ("Partial",) if direction == "sparse_keys" else ("DK", "DV")

@@ -31,7 +31,7 @@ OF_SUMS = (("DQ", 1),)
 
 
 @dataclass(frozen=True)
-class Box:
+class TensorDescriptor:
     """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, dim, in elements.
 
     Of a grid of two axes these are places and lanes. Of three, see `batch_axis`.
@@ -46,7 +46,7 @@ class Box:
 def boxes(
     which: Which, names: Sequence[str], found: Sequence[Extent], problem: Problem,
     strides: Mapping[str, tuple[int, ...]],
-) -> tuple[Box, ...]:  # fmt: skip
+) -> tuple[TensorDescriptor, ...]:  # fmt: skip
     """names: of the descriptors. found: what each side's reach. strides: batch, head, token, dim, in elements."""
     made = []
     for (tensor, side), name in zip(which, names, strict=True):
@@ -55,11 +55,11 @@ def boxes(
         width = problem.dv if tensor in VALUES else problem.d
         if isinstance(reach, GridExtent):
             sizes, steps = _of_grid(reach.shape, (problem.batch, heads), (batch, head, token))
-            made.append(Box(name, tensor, (*sizes, width), (*steps, 1)))
+            made.append(TensorDescriptor(name, tensor, (*sizes, width), (*steps, 1)))
             continue
         place, lane = reach.first
         shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, width)
-        made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
+        made.append(TensorDescriptor(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
 
 

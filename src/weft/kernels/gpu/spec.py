@@ -73,6 +73,8 @@ class KernelSpec(Strided):
     grouped: bool = False  # query heads share keys, so "dkdv" walks several of them
     split: bool = False  # several items add to the same rows, in no fixed order
     with_dq: bool = False  # "dkdv" adds to dQ too, in float32, from the zeros that "delta" leaves
+    # "dkdv" by warp groups: programs claim blocks from a counter, which "delta" sets to 0 (`hopper.ops.scheduler`)
+    claims: bool = False
     stats32: bool = False  # of lists, whose dQ has the scale: Stats are pairs of float32 (`constants.PAIR`), not STATS
     packed: bool = False  # several launches in one, so a program first reads which is its own
     accumulate: bool = False  # results are added to earlier ones, in float32

@@ -52,7 +52,7 @@ def signature(spec: KernelSpec) -> dict[str, str]:
             kinds[name] = "*i64"
         elif name in DROPPING:
             kinds[name] = "i32" if name == DROPPING[0] else "fp32"
-        elif name == "Slots":
+        elif name in ("Slots", "Claimed"):
             kinds[name] = "*i32"
         elif spec.rules is not None and name in (*spec.rules.pointers, *spec.rules.scalars, *spec.rules.sums):
             kinds[name] = spec.rules.type_of(name)

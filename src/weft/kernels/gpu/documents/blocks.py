@@ -2,7 +2,7 @@
 
 All documents are one launch on one axis here. The first kernel writes the item of a tile, with what its rows see
 (`tables.consumer_ranges`). The second sorts tiles by their length, and lists the blocks (`tables.tile_scheduler`).
-Programs then take these in turn.
+Programs then take these in turn, or claim them.
 
 A forward is told how many blocks there are. The kernel of gradients has no register for that. It takes as many as there
 is room for, and the last of these have neither rows nor columns.
@@ -18,13 +18,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.kernels.gpu.documents import spec
 from weft.kernels.gpu.documents.kernel import _columns, _document, _find, _span
-from weft.kernels.gpu.tables import consumer_ranges, pack
+from weft.kernels.gpu.tables import consumer_ranges, pack, tile_scheduler
 
 GROUP, RANGE = tl.constexpr(consumer_ranges.GROUP), tl.constexpr(consumer_ranges.RANGE)
 BESIDE = tl.constexpr(consumer_ranges.BESIDE)
 HEADER, HEAD, TERM = tl.constexpr(spec.HEADER), tl.constexpr(pack.HEAD), tl.constexpr(spec.DOCUMENT - spec.HEADER)
 RANGES = tl.constexpr(spec.RANGES)
 ORDERED, COMPARED = tl.constexpr(spec.ORDERED), tl.constexpr(512)  # tiles of a program; others at a time
+LAST, LAST_OF = (tl.constexpr(x) for x in tile_scheduler.LAST)
 FAR = tl.constexpr(1 << 30)
 HALF = tl.constexpr(-(1 << 31))  # the bits of 2^31, the reciprocal of a step of 1
 
@@ -118,11 +119,14 @@ def _put_ranges(C: tl.constexpr, at, seen, height):
 
 @triton.jit
 def blocks_of(C: tl.constexpr, made, sizes, group, programs):
-    """The blocks of ORDERED tiles: of `C.together` heads after those of others, sorted by their length. sizes: heads,
-    rows, columns. programs: that take these in turn.
+    """The blocks of ORDERED tiles. sizes: heads, rows, columns. programs: that take these.
 
-    Lengths fall and rise in turn, and fall at last. So a round of programs with blocks of two groups of heads has
-    blocks of about one length. Where all fall, some programs have the longest at each such round.
+    Blocks of queries are taken in turn: of `C.together` heads after those of others, sorted by their length. Lengths
+    fall and rise in turn, and fall at last. So a round of programs with blocks of two groups of heads has blocks of
+    about one length. Where all fall, some programs have the longest at each such round.
+
+    Blocks of keys are claimed: those of a head after those of others, and of the last heads the longest first, as
+    `tables.tile_scheduler` has them.
     """
     if C.chained:
         gdc_wait()
@@ -131,6 +135,7 @@ def blocks_of(C: tl.constexpr, made, sizes, group, programs):
     works = made.tables + made.works_at
     work = tl.load(works + number, mask=number < made.tiles, other=-1)
     rank, total = number * 0, 0
+    longest, whole = 0, 0
     for start in range(0, made.tiles, COMPARED):
         other = start + tl.arange(0, COMPARED)
         theirs = tl.load(works + other, mask=other < made.tiles, other=-1)
@@ -139,14 +144,20 @@ def blocks_of(C: tl.constexpr, made, sizes, group, programs):
         )
         rank += tl.sum((before & (theirs >= 0)[None, :]).to(tl.int32), 1)
         total += tl.sum((theirs >= 0).to(tl.int32), 0)
+        longest, whole = tl.maximum(longest, tl.max(theirs, 0)), whole + tl.sum(tl.maximum(theirs, 0), 0)
+    last = tl.minimum(heads, tl.cdiv(LAST * programs * longest, LAST_OF * tl.maximum(whole, 1)))
     listed = number < (made.tiles if C.of_keys else total)
     for one in range(heads):
         head = number * 0 + one
         side = head % C.together
         beside = tl.minimum(heads - head + side, C.together)
-        rises = ((heads - 1) // C.together - head // C.together) % 2 == 1
-        among = tl.where(rises, total - 1 - rank, rank)
-        place = _back_and_forth((head - side) * total + among * beside + side, heads * total, programs)
+        if C.of_keys:
+            among = (heads - last) * total + rank * last + head - (heads - last)
+            place = tl.where(head < heads - last, head * total + number, among)
+        else:
+            rises = ((heads - 1) // C.together - head // C.together) % 2 == 1
+            among = tl.where(rises, total - 1 - rank, rank)
+            place = _back_and_forth((head - side) * total + among * beside + side, heads * total, programs)
         place = tl.where(number < total, place, heads * number + head)  # after all tiles that there are
         at = made.tables + made.blocks_at + 2 * place
         tl.store(at, number, mask=listed)

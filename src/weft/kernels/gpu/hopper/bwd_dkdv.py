@@ -15,19 +15,16 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.channel import Channel, barriers, channel
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, tiles
+from weft.kernels.gpu.hopper.ops.layouts import LANES, accumulator, by_rows, first_factor, sides, tiles, zeros
 from weft.kernels.gpu.hopper.ops.loader import copy_rows
-from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler, block_at
+from weft.kernels.gpu.hopper.ops.mask import cut_tile
+from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler, block_at
+from weft.kernels.gpu.hopper.ops.stats import STATS, ones
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
-
-STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
-LANES = gl.constexpr(32)
 
 
 @aggregate
@@ -72,14 +69,12 @@ def producer(state, CHAINED: gl.constexpr):
     cfg: gl.constexpr = state.cfg
     layout: gl.constexpr = by_rows(cfg.width, cfg.producer_warps)
     beside: gl.constexpr = by_rows(STATS, cfg.producer_warps)
-    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
-    d = gl.expand_dims(gl.arange(0, cfg.width, layout=gl.SliceLayout(0, layout)), 0)
-    r_stat = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, beside))
-    stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, beside)), 0)
+    r, d = sides(cfg.columns, cfg.width, layout)
+    r_stat, stat = sides(cfg.columns, STATS, beside)
+    d, stat = gl.expand_dims(d, 0), gl.expand_dims(stat, 0)
     scheduler = state.scheduler
-    here = scheduler.part()
     origin, pace = scheduler.rows()
-    their_origin, step = gl.load(here), gl.load(here + PART)
+    their_origin, step = scheduler.walked_rows()
     i = 0
     t = 0
     where = scheduler.where(gl.program_id(0))
@@ -163,16 +158,6 @@ class Operands:
 
 
 @gluon.jit
-def cut(x, s, visit, operands, cfg: gl.constexpr):
-    """x of tile s of a consumer's run, 0 where a query does not see the key."""
-    TILE: gl.constexpr = cfg.columns
-    if (s < visit.below) | (s >= visit.beyond):
-        words, bit = mask_words(visit.low - s * TILE, visit.high - s * TILE, operands.columns)
-        x = masked(x, words, bit, 0.0)
-    return x
-
-
-@gluon.jit
 def ask_dv(s, mine, walked, visit, operands, dv, cfg: gl.constexpr):
     """Ask for dV of a consumer's keys with tile s of its run. Returns it and ds, float32. mine: K, V; walked: Q, dO and
     their numbers.
@@ -181,19 +166,17 @@ def ask_dv(s, mine, walked, visit, operands, dv, cfg: gl.constexpr):
     """
     k, v = mine
     q, do, stats = walked
-    ROWS: gl.constexpr = cfg.rows
-    TILE: gl.constexpr = cfg.columns
-    none = gl.zeros([ROWS, TILE], gl.float32, accumulator(TILE))
+    none = zeros(cfg.rows, cfg.columns)
     x = warpgroup_mma(operands.lse, stats, none, use_acc=False, is_async=True)
     x = warpgroup_mma(k, q.permute((1, 0)), x, is_async=True)
     y = warpgroup_mma(operands.delta, stats, none, use_acc=False, is_async=True)
     y = warpgroup_mma(v, do.permute((1, 0)), y, is_async=True)
     x = warpgroup_mma_wait(2, (x,))
-    p = cut(gl.exp2(x * operands.scale2), s, visit, operands, cfg)
+    p = cut_tile(gl.exp2(x * operands.scale2), s, visit, operands.columns, 0.0)
     weights = gl.convert_layout(p.to(do.dtype), first_factor(cfg.width_v))
     dv = warpgroup_mma(weights, do, dv, is_async=True)
     y = warpgroup_mma_wait(1, (y,))
-    return dv, cut(p * y, s, visit, operands, cfg)  # whatever lies in a key that no query sees
+    return dv, cut_tile(p * y, s, visit, operands.columns, 0.0)  # whatever lies in a key that no query sees
 
 
 @gluon.jit
@@ -203,23 +186,14 @@ def consumer(consumer_id: gl.constexpr, state):
     ROWS: gl.constexpr = cfg.rows
     TILE: gl.constexpr = cfg.columns
     WIDTH: gl.constexpr = cfg.width
-    WIDTH_V: gl.constexpr = cfg.width_v
     dtype: gl.constexpr = state.DK.pointer.dtype.element_ty
-    layout: gl.constexpr = accumulator(TILE)
     factor: gl.constexpr = first_factor(TILE)
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-    zero = gl.zeros([ROWS, WIDTH], gl.float32, accumulator(WIDTH))
-    zero_v = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
-    # what adds the numbers of lse, or of delta, to a product
-    stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, factor)), 0)
-    every = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, factor)), 1) >= 0
-    of_lse, of_delta = (stat < STATS // 2) & every, (stat >= STATS // 2) & every
-    ones = (gl.where(of_lse, 1.0, 0.0).to(gl.bfloat16), gl.where(of_delta, 1.0, 0.0).to(gl.bfloat16))
+    r, columns = sides(ROWS, TILE, accumulator(TILE))
+    zero, zero_v = zeros(ROWS, WIDTH), zeros(ROWS, cfg.width_v)
     scheduler, queries = state.scheduler, state.queries
     origin, pace = scheduler.rows()
     axis = affine_bounds(scheduler.part())
-    operands = Operands(ones[0], ones[1], columns, state.scale * LOG2E)
+    operands = Operands(ones(ROWS, False, factor), ones(ROWS, True, factor), columns, state.scale * LOG2E)
     keys = state.keys(consumer_id)
     i = 0
     t = 0

@@ -12,24 +12,16 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.gpu.hopper.bwd_fused_loads import OUTS, Gradients, Run, producer, run_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.channel import channel, ring
-from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, first_factor, flat, matrix
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, boxes, first_factor, flat, matrix, sides, zeros
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
 
-WARPS = gl.constexpr(GROUP_WARPS)
 DS = gl.constexpr(2)  # stages of what dQ is made of
 NOTHING, UNNUMBERED = gl.constexpr(-2), gl.constexpr(-1)  # results under way: none; some, in memory of no key tile
 
@@ -77,7 +69,7 @@ def ask_dv(i, mine, s, window, columns, dv, more, state):
     """
     TILE: gl.constexpr = state.cfg.rows
     layout: gl.constexpr = accumulator(TILE)
-    none = gl.zeros([TILE, TILE], gl.float32, layout)
+    none = zeros(TILE, TILE)
     slot = state.queries.stage(s)
     q, do = matrix(state.q.index(slot)), matrix(state.do.index(slot))
     lse, delta = state.stats.index(2 * slot), state.stats.index(2 * slot + 1)
@@ -109,7 +101,7 @@ def given_back(due, keys):
     if due >= UNNUMBERED:
         tma.store_wait(0)
     if due >= 0:
-        mbarrier.arrive(keys.empty.index(due), count=1)
+        keys.give_back(due)
     return NOTHING
 
 
@@ -171,9 +163,9 @@ class Step:
 
 
 @gluon.jit
-def add(G, sums, more, due, step, sides, state):
+def add(G, sums, more, due, step, numbers, state):
     """(dK, dV, due) with what a consumer's key tile has of a query tile, and that left for dQ. more: whether this is
-    more of the tile; due: results under way, see `given_back`; sides: (rows, columns) of a tile.
+    more of the tile; due: results under way, see `given_back`; numbers: of a tile's rows and columns.
     """
     dk, dv = sums
     i, s, place, n = step.i, step.s, step.place, step.n
@@ -184,8 +176,8 @@ def add(G, sums, more, due, step, sides, state):
     queries.wait(s)
     keys.wait(place)
     q = matrix(state.q.index(slot))
-    window = window_of(step.c, sides[0], state)
-    dv, ds = ask_dv(i, mine, s, window, sides[1], dv, more, state)
+    window = window_of(step.c, numbers[0], state)
+    dv, ds = ask_dv(i, mine, s, window, numbers[1], dv, more, state)
     ds = ds.to(state.q.dtype)
     due = given_back(due, keys)
     if i >= step.begin:
@@ -231,16 +223,8 @@ def consumer(state):
     TILE: gl.constexpr = cfg.rows
     SEEN: gl.constexpr = cfg.consumers
     LEAD: gl.constexpr = SEEN - 1
-    WIDTH: gl.constexpr = cfg.width
-    WIDTH_V: gl.constexpr = cfg.width_v
-    layout: gl.constexpr = accumulator(TILE)
-    r, columns = (
-        gl.arange(0, TILE, layout=gl.SliceLayout(1, layout)),
-        gl.arange(0, TILE, layout=gl.SliceLayout(0, layout)),
-    )
-    sides = (r, columns)
-    zero = gl.zeros([TILE, WIDTH], gl.float32, accumulator(WIDTH))
-    zero_v = gl.zeros([TILE, WIDTH_V], gl.float32, accumulator(WIDTH_V))
+    numbers = sides(TILE, TILE, accumulator(TILE))
+    zero, zero_v = zeros(TILE, cfg.width), zeros(TILE, cfg.width_v)
     sizes, keys = state.sizes, state.keys
     share = sizes.share
     s = 0  # query tiles of the ring
@@ -260,7 +244,7 @@ def consumer(state):
             s = opaque(s)  # 0.975 of the time, as in `fwd.walk`
             place = base + c - first
             more = (h > 0) | (i > gl.maximum(first, c - LEAD))  # than this of the key tile
-            dk, dv, due = add(G, (dk, dv), more, due, Step(i, begin, c, s, place, n), sides, state)
+            dk, dv, due = add(G, (dk, dv), more, due, Step(i, begin, c, s, place, n), numbers, state)
             before, of_head = gl.where(h == 0, i - 1, i), gl.where(h == 0, share, h) - 1
             if (before >= begin) & ((n - 1) % SEEN == G):
                 where = sizes.queries_at(member, of_head, before * TILE)
@@ -275,7 +259,7 @@ def consumer(state):
                         write_keys(G, member, c, keys.stage(place), dk, dv, state)
                         due = keys.stage(place)
                     else:
-                        mbarrier.arrive(keys.empty.index(keys.stage(place)), count=2)
+                        keys.release(place, 2)
                     c += SEEN
                 i += 1
                 h = 0
@@ -283,7 +267,7 @@ def consumer(state):
         base += end - first + LEAD
         if c < end + LEAD:  # a tile of the next run
             wait_for_dq(n - 1, state)
-            mbarrier.arrive(keys.empty.index(keys.stage(base - LEAD + c - end)), count=2)
+            keys.release(base - LEAD + c - end, 2)
 
 
 @gluon.jit

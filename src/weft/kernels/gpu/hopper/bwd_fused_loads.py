@@ -6,7 +6,6 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring
@@ -17,8 +16,22 @@ OUTS = gl.constexpr(2)  # stages of O
 QUARTERS = gl.constexpr(4)  # of a tile, in which deltas are made for lack of registers
 
 
+class HeadBoxes:
+    """Where boxes are, by sizes that have kv_heads and share."""
+
+    @gluon.jit
+    def queries_at(self, member, h, first):
+        """Where a box of queries is. member: a head of keys, of all batch rows; h: which of the heads that share it."""
+        return [member // self.kv_heads, (member % self.kv_heads) * self.share + h, first, 0, 0]
+
+    @gluon.jit
+    def keys_at(self, member, first, lane=0):
+        """Where a box of keys is."""
+        return [member // self.kv_heads, member % self.kv_heads, first, lane, 0]
+
+
 @aggregate
-class Sizes:
+class Sizes(HeadBoxes):
     """items: runs of all heads of keys; runs: of a head; per: key tiles of a run; tiles: of a head; shift, length:
     tokens; kv_heads; share: heads of queries to each of these.
     """
@@ -31,16 +44,6 @@ class Sizes:
     length: gl.tensor
     kv_heads: gl.tensor
     share: gl.tensor
-
-    @gluon.jit
-    def queries_at(self, member, h, first):
-        """Where a box of queries is. member: a head of keys, of all batch rows; h: which of the heads that share it."""
-        return [member // self.kv_heads, (member % self.kv_heads) * self.share + h, first, 0, 0]
-
-    @gluon.jit
-    def keys_at(self, member, first):
-        """Where a box of keys is."""
-        return [member // self.kv_heads, member % self.kv_heads, first, 0, 0]
 
 
 @aggregate
@@ -150,20 +153,19 @@ def load_queries(s, where, state):
     queries.acquire(s)
     state.outs_used.wait_before(s)
     queries.expect(s, 3 * state.q_box.block_type.nbytes)
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(at), state.q.index(at))
-    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(at), state.do.index(at))
-    tma.async_copy_global_to_shared(state.o_box, where, queries.full.index(at), state.o.index(out_at))
+    queries.copy(s, state.q_box, where, state.q.index(at))
+    queries.copy(s, state.do_box, where, state.do.index(at))
+    queries.copy(s, state.o_box, where, state.o.index(out_at))
 
 
 @gluon.jit
 def load_keys(n, where, state):
     """Ask for tile n of the ring of keys."""
     keys = state.keys
-    at = keys.stage(n)
     keys.acquire(n)
     keys.expect(n, 2 * state.k_box.block_type.nbytes)
-    tma.async_copy_global_to_shared(state.k_box, where, keys.full.index(at), state.k.index(at))
-    tma.async_copy_global_to_shared(state.v_box, where, keys.full.index(at), state.v.index(at))
+    keys.copy(n, state.k_box, where, state.k.index(keys.stage(n)))
+    keys.copy(n, state.v_box, where, state.v.index(keys.stage(n)))
 
 
 @gluon.jit

@@ -15,29 +15,33 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
+from weft.kernels.gpu.hopper.bwd_fused_loads import HeadBoxes
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.channel import Channel, channel
-from weft.kernels.gpu.hopper.ops.layouts import LANES as WARP_LANES
-from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, first_factor, flat, line, matrix
+from weft.kernels.gpu.hopper.ops.layouts import (
+    LANES,
+    WARPS,
+    accumulator,
+    boxes,
+    first_factor,
+    flat,
+    line,
+    matrix,
+    sides,
+    zeros,
+)
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
 from weft.planning.families import sparse_keys as few
 
 TILES, EDGES, BOUNDS = (gl.constexpr(x) for x in (few.TILES, few.EDGES, few.TILES * few.TILE))
 EDGES_AT, BOUNDS_AT = gl.constexpr(few.RANGES), gl.constexpr(few.RANGES + few.EDGES * few.TILES)
-WARPS, LANES = gl.constexpr(GROUP_WARPS), gl.constexpr(WARP_LANES)
 
 
 @aggregate
-class Sizes:
+class Sizes(HeadBoxes):
     """items: parts of all heads of keys; parts: of a head; length: tokens; kv_heads; share: heads of queries to each of
     these; place, lane: of the first key.
     """
@@ -49,11 +53,6 @@ class Sizes:
     share: gl.tensor
     place: gl.tensor
     lane: gl.tensor
-
-    @gluon.jit
-    def queries_at(self, member, h, first):
-        """Where a box of queries is. member: a head of keys, of all batch rows; h: which of the heads that share it."""
-        return [member // self.kv_heads, (member % self.kv_heads) * self.share + h, first, 0, 0]
 
 
 @aggregate
@@ -119,9 +118,9 @@ def load_span(consumer_id: gl.constexpr, s, member, span, state):
             ring.acquire(s)
             ring.expect(s, 3 * state.q_box.block_type.nbytes)
             where = sizes.queries_at(member, h, i * TILE)
-            tma.async_copy_global_to_shared(state.q_box, where, ring.full.index(at), state.q.index(at))
-            tma.async_copy_global_to_shared(state.do_box, where, ring.full.index(at), state.do.index(at))
-            tma.async_copy_global_to_shared(state.dq_box, where, ring.full.index(at), state.dq.index(at))
+            ring.copy(s, state.q_box, where, state.q.index(at))
+            ring.copy(s, state.do_box, where, state.do.index(at))
+            ring.copy(s, state.dq_box, where, state.dq.index(at))
             row = head * sizes.length + gl.minimum(i * TILE + r, sizes.length - 1)
             async_copy.async_copy_global_to_shared(state.stats.index(2 * at), state.Lse + row)
             async_copy.async_copy_global_to_shared(state.stats.index(2 * at + 1), state.Delta + row)
@@ -138,9 +137,9 @@ def load_keys(n, member, state):
     keys.acquire(n)
     keys.expect(n, 2 * TILES * state.k_box.block_type.nbytes)
     for t in gl.static_range(TILES):
-        where = [member // sizes.kv_heads, member % sizes.kv_heads, sizes.place + t * TILE, sizes.lane, 0]
-        tma.async_copy_global_to_shared(state.k_box, where, keys.full.index(keys.stage(n)), state.k.index(t))
-        tma.async_copy_global_to_shared(state.v_box, where, keys.full.index(keys.stage(n)), state.v.index(t))
+        where = sizes.keys_at(member, sizes.place + t * TILE, sizes.lane)
+        keys.copy(n, state.k_box, where, state.k.index(t))
+        keys.copy(n, state.v_box, where, state.v.index(t))
 
 
 @gluon.jit
@@ -163,23 +162,26 @@ def producer(consumer_id: gl.constexpr, state):
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @gluon.jit
-def scores(t: gl.constexpr, i, mine, at, sides, state):
-    """(p, ds) of key tile t and tile i of queries, float32. mine: its K and V; at: where the queries are."""
+def scores(t: gl.constexpr, i, mine, at, numbers, state):
+    """(p, ds) of key tile t and tile i of queries, float32. mine: its K and V; at: where the queries are; numbers: of a
+    tile's rows and columns.
+    """
     TILE: gl.constexpr = state.cfg.rows
     k, v = mine
     table = state.table
     q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
     lse, delta = state.stats.index(2 * at), state.stats.index(2 * at + 1)
     layout: gl.constexpr = accumulator(TILE)
-    none = gl.zeros([TILE, TILE], gl.float32, layout)
+    none = zeros(TILE, TILE)
     x = warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
     y = warpgroup_mma(v, do.permute((1, 0)), none, use_acc=False, is_async=True)
     every, until = gl.load(table + EDGES_AT + EDGES * t), gl.load(table + EDGES_AT + EDGES * t + 1)
     cut = (i * TILE < every) | (i * TILE + TILE > until)
-    words, bit = mask_words(sides[0] * 0, sides[0] * 0 + TILE, sides[1])
+    rows, columns = numbers
+    words, bit = mask_words(rows * 0, rows * 0 + TILE, columns)
     if cut:  # while products run
-        bounds = table + BOUNDS_AT + t * TILE + sides[0]
-        words, bit = mask_words(gl.load(bounds) - i * TILE, gl.load(bounds + BOUNDS) - i * TILE, sides[1])
+        bounds = table + BOUNDS_AT + t * TILE + rows
+        words, bit = mask_words(gl.load(bounds) - i * TILE, gl.load(bounds + BOUNDS) - i * TILE, columns)
     x = warpgroup_mma_wait(1, (x,))
     p = gl.exp2(x * (state.scale * LOG2E) - gl.expand_dims(lse.load(gl.SliceLayout(0, layout)) * LOG2E, 0))
     y = warpgroup_mma_wait(0, (y,))
@@ -190,37 +192,44 @@ def scores(t: gl.constexpr, i, mine, at, sides, state):
     return p, p * y
 
 
+@aggregate
+class Sums:
+    """dK and dV of a tile of keys."""
+
+    dk: gl.tensor
+    dv: gl.tensor
+
+
 @gluon.jit
-def add(t: gl.constexpr, consumer_id: gl.constexpr, sums, i, at, sides, state):
-    """(dK, dV) of key tile t with what it has of tile i of queries, which is at `at`; ds is left for dQ."""
+def add(t: gl.constexpr, consumer_id: gl.constexpr, sums, i, at, numbers, state):
+    """Sums of key tile t with what it has of tile i of queries, which is at `at`; ds is left for dQ."""
     cfg: gl.constexpr = state.cfg
-    dk, dv = sums
     here = opaque(t)  # places that are known are kept in registers from before the loop, and spilled
     factor: gl.constexpr = first_factor(cfg.width)
     factor_v: gl.constexpr = first_factor(cfg.width_v)
     q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
     mine = matrix(state.k.index(here)), matrix(state.v.index(here))
-    p, ds = scores(t, i, mine, at, sides, state)
-    dv = warpgroup_mma(gl.convert_layout(p.to(state.q.dtype), factor_v), do, dv, is_async=True)
+    p, ds = scores(t, i, mine, at, numbers, state)
+    dv = warpgroup_mma(gl.convert_layout(p.to(state.q.dtype), factor_v), do, sums.dv, is_async=True)
     ds = ds.to(state.q.dtype)
     matrix(state.ds.index(here + consumer_id * TILES)).store(ds)
-    dk = warpgroup_mma(gl.convert_layout(ds, factor), q, dk, is_async=True)
+    dk = warpgroup_mma(gl.convert_layout(ds, factor), q, sums.dk, is_async=True)
     dv, dk = warpgroup_mma_wait(0, (dv, dk))
-    return dk, dv
+    return Sums(dk, dv)
 
 
 @gluon.jit
-def add_to_query(consumer_id: gl.constexpr, COUNT: gl.constexpr, at, where, zero, state):
+def add_to_query(consumer_id: gl.constexpr, COUNT: gl.constexpr, at, where, state):
     """Add to dQ of a tile what so many tiles of keys left, and send it."""
+    dq = zeros(state.cfg.rows, state.cfg.width)
+    layout: gl.constexpr = dq.type.layout
     here = opaque(0)
     fence_async_shared()
-    of_tile = matrix(state.ds.index(here + consumer_id * TILES)).permute((1, 0))
-    dq = warpgroup_mma(of_tile, matrix(state.k.index(here)), zero, use_acc=False, is_async=True)
-    if COUNT == 2:
-        of_tile = matrix(state.ds.index(here + consumer_id * TILES + 1)).permute((1, 0))
-        dq = warpgroup_mma(of_tile, matrix(state.k.index(here + 1)), dq, is_async=True)
+    for t in gl.static_range(COUNT):
+        of_tile = matrix(state.ds.index(here + consumer_id * TILES + t)).permute((1, 0))
+        dq = warpgroup_mma(of_tile, matrix(state.k.index(here + t)), dq, use_acc=t > 0, is_async=True)
     room = state.dq.index(at)
-    before = matrix(room).load(zero.type.layout).to(gl.float32)
+    before = matrix(room).load(layout).to(gl.float32)
     dq = warpgroup_mma_wait(0, (dq,))
     matrix(room).store((dq * state.scale + before).to(state.q.dtype))
     fence_async_shared()
@@ -239,13 +248,34 @@ def begun(s, ring):
 
 
 @gluon.jit
-def keep(to, sums, sides):
+def walk(COUNT: gl.constexpr, consumer_id: gl.constexpr, s, span, sums, numbers, state):
+    """(tiles so far, sums of both tiles of keys) after a consumer's tiles of queries that see so many of these. span:
+    the head of keys; which tiles are the consumer's, of how many; the first and the end. numbers: of a tile's rows and
+    columns.
+    """
+    sizes, ring = state.sizes, state.queries_of(consumer_id)
+    member, mine, every, begin, end = span
+    near, far = sums
+    for h in range(0, sizes.share):
+        for i in range(first_of(begin, mine, every), end, every):
+            s = opaque(s)
+            at = begun(s, ring)
+            near = add(0, consumer_id, near, i, at, numbers, state)
+            if COUNT == 2:
+                far = add(1, consumer_id, far, i, at, numbers, state)
+            add_to_query(consumer_id, COUNT, at, sizes.queries_at(member, h, i * state.cfg.rows), state)
+            s += 1
+    return s, near, far
+
+
+@gluon.jit
+def keep(to, sums, numbers):
     """Leave dK and dV of a tile of keys, to be joined with those of other programs."""
-    ROWS: gl.constexpr = sums[0].type.shape[0]
-    WIDTH: gl.constexpr = sums[0].type.shape[1]
-    place = gl.expand_dims(sides[0] * WIDTH, 1) + gl.expand_dims(sides[1], 0)
-    gl.store(to + place, sums[0])
-    gl.store(to + ROWS * WIDTH + place, sums[1])
+    ROWS: gl.constexpr = sums.dk.type.shape[0]
+    WIDTH: gl.constexpr = sums.dk.type.shape[1]
+    place = gl.expand_dims(numbers[0] * WIDTH, 1) + gl.expand_dims(numbers[1], 0)
+    gl.store(to + place, sums.dk)
+    gl.store(to + ROWS * WIDTH + place, sums.dv)
 
 
 @gluon.jit
@@ -253,13 +283,10 @@ def consumer(consumer_id: gl.constexpr, state):
     """One warp group: its tiles of queries."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.rows
-    WIDTH: gl.constexpr = cfg.width
     CONSUMERS: gl.constexpr = cfg.consumers
-    SUMS: gl.constexpr = 2 * TILE * WIDTH  # numbers of dK and dV of a tile of keys
-    layout: gl.constexpr = accumulator(TILE)
-    sides = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout)), gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-    zero = gl.zeros([TILE, WIDTH], gl.float32, accumulator(WIDTH))
-    sizes, ring, keys = state.sizes, state.queries_of(consumer_id), state.keys
+    SUMS: gl.constexpr = 2 * TILE * cfg.width  # numbers of dK and dV of a tile of keys
+    numbers, none = sides(TILE, TILE, accumulator(TILE)), zeros(TILE, cfg.width)
+    sizes, keys = state.sizes, state.keys
     begin, middle, end = state.spans()
     every = CONSUMERS * sizes.parts
     s = 0
@@ -267,31 +294,15 @@ def consumer(consumer_id: gl.constexpr, state):
     for item in range(gl.program_id(0), sizes.items, gl.num_programs(0)):
         member, mine = item // sizes.parts, CONSUMERS * (item % sizes.parts) + consumer_id
         keys.wait(n)
-        dk = zero
-        dv = zero
-        for h in range(0, sizes.share):
-            for i in range(first_of(begin, mine, every), middle, every):
-                s = opaque(s)
-                at = begun(s, ring)
-                dk, dv = add(0, consumer_id, (dk, dv), i, at, sides, state)
-                add_to_query(consumer_id, 1, at, sizes.queries_at(member, h, i * TILE), zero, state)
-                s += 1
-        dk_more = zero
-        dv_more = zero
-        for h in range(0, sizes.share):
-            for i in range(first_of(middle, mine, every), end, every):
-                s = opaque(s)
-                at = begun(s, ring)
-                dk, dv = add(0, consumer_id, (dk, dv), i, at, sides, state)
-                dk_more, dv_more = add(1, consumer_id, (dk_more, dv_more), i, at, sides, state)
-                add_to_query(consumer_id, 2, at, sizes.queries_at(member, h, i * TILE), zero, state)
-                s += 1
+        sums = Sums(none, none), Sums(none, none)
+        s, near, far = walk(1, consumer_id, s, (member, mine, every, begin, middle), sums, numbers, state)
+        s, near, far = walk(2, consumer_id, s, (member, mine, every, middle, end), (near, far), numbers, state)
         keys.release(n)
         n += 1
         to = state.Partial + (item.to(gl.int64) * CONSUMERS + consumer_id) * (TILES * SUMS)
-        keep(to, (dk, dv), sides)
+        keep(to, near, numbers)
         if middle < end:
-            keep(to + SUMS, (dk_more, dv_more), sides)
+            keep(to + SUMS, far, numbers)
     tma.store_wait(0)
 
 

@@ -1,9 +1,10 @@
-# ruff: noqa: PLR0913, SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+# ruff: noqa: PLR0913, SIM102 - kernels take as many arguments as they need, and Gluon is not all of Python
 """All gradients in one walk over queries for each block of keys: dQ is added in memory, in no fixed order.
 
-A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
-keys of a block and for its tiles of queries. A tile is (keys, queries), so that both weights and dS are first factors
-in registers. Each of two consumers has half of a block's keys, and keeps their dK and dV in registers.
+A program lives as long as the launch and claims blocks of keys (`ops.scheduler.Claims`). The producer asks by tensor
+descriptors for the keys of a block and for its tiles of queries. A tile is (keys, queries), so that both weights and dS
+are first factors in registers. Each of two consumers has half of a block's keys, and keeps their dK and dV in
+registers.
 
 dQ of a tile is a sum over all keys of a block. So each consumer leaves its dS, (rows of keys, queries), in shared
 memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K. It does so a tile
@@ -29,7 +30,7 @@ from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
+from weft.kernels.gpu.hopper.ops.scheduler import PART, Claims, TileScheduler, claims
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
 DS = gl.constexpr(2)  # tiles of what dQ is made of
@@ -68,6 +69,7 @@ class Summed:
     made: Ring
     taken: Ring
     scheduler: TileScheduler
+    claims: Claims
     heads: gl.tensor
     length: gl.tensor
     scale: gl.tensor
@@ -102,7 +104,8 @@ def producer(state, CHAINED: gl.constexpr):
     origin, step = gl.load(here), gl.load(here + PART)
     i = 0
     t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         visit = visit_of(number, scheduler)
         run = visit.run
         where = [visit.batch, visit.kv_head, visit.place, visit.lane, 0]
@@ -117,18 +120,17 @@ def producer(state, CHAINED: gl.constexpr):
                 load_queries(i, j, at, run, (r, numbers, step), state)
                 i += 1
         t += 1
+        number = state.claims.claim(t)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds for a block: its rows of K and V, its dims of all keys, and bounds of its rows.
+    """What a consumer holds for a block: its dims of all keys, and bounds of its rows.
 
     It also holds which tiles no bound cuts, and how many queries a head's run has.
     """
 
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
     k_dims: gl.shared_memory_descriptor
     low: gl.tensor
     high: gl.tensor
@@ -190,6 +192,16 @@ def clear_rows(a, b, height):
 
 
 @gluon.jit
+def own_rows(i, side, consumer_id: gl.constexpr, cfg: gl.constexpr):
+    """A consumer's rows of K or of V, for tile i of the ring.
+
+    They are where they were. But ptxas makes descriptors of places that no tile changes before all tiles, and spills
+    them: i >> 30 is 0, which it does not know.
+    """
+    return matrix(side.index(i >> 30)).slice(consumer_id * cfg.rows, cfg.rows, dim=0)
+
+
+@gluon.jit
 def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
     """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
 
@@ -205,10 +217,11 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
         if (j + 1) * TILE > own.count:  # both consumers do, and write the same
             clear_rows(matrix(state.q.index(at)), matrix(state.do.index(at)), own.count - j * TILE)
     stats = state.stats.index(at).permute((1, 0))
+    k, v = own_rows(i, state.k, consumer_id, cfg), own_rows(i, state.v, consumer_id, cfg)
     x = warpgroup_mma(state.ones.index(2 * consumer_id), stats, none, use_acc=False, is_async=True)
-    x = warpgroup_mma(own.k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
+    x = warpgroup_mma(k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
     y = warpgroup_mma(state.ones.index(2 * consumer_id + 1), stats, none, use_acc=False, is_async=True)
-    y = warpgroup_mma(own.v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
+    y = warpgroup_mma(v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
     x = warpgroup_mma_wait(2, (x,))
     if (j < own.below) | (j >= own.beyond):
         columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
@@ -326,29 +339,29 @@ def consumer(consumer_id: gl.constexpr, state):
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
     leave_ones(consumer_id, state)
     scheduler, keys = state.scheduler, state.keys
-    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
-    mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
+    columns = matrix(state.k.index(0)).slice(consumer_id * DIMS, DIMS, dim=1)
     i = 0
     t = 0
-    block = block_of(gl.program_id(0), consumer_id, r, state)
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        columns = k.slice(consumer_id * DIMS, DIMS, dim=1)
-        own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond, block.count)
+    number = gl.program_id(0)
+    block = block_of(number, consumer_id, r, state)
+    while number < scheduler.blocks:
+        own = Own(columns, block.low, block.high, block.below, block.beyond, block.count)
         keys.wait(t)
         state.values.wait(t)
         if cfg.counted:
             if block.height < cfg.consumers * ROWS:  # `ready` keeps the other consumer from the keys until then
-                clear_rows(mine_k, mine_v, block.height - consumer_id * ROWS)
+                k, v = own_rows(i, state.k, consumer_id, cfg), own_rows(i, state.v, consumer_id, cfg)
+                clear_rows(k, v, block.height - consumer_id * ROWS)
         i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
         keys.release(t)
-        # asked for before results are written
-        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
+        t += 1
+        number = state.claims.hear(t, 4)
+        after = block_of(number, consumer_id, r, state)  # asked for before results are written
         origin, pace = scheduler.rows()
         rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
         store_rows(dk * state.scale, state.DK, rows, consumer_id)
         store_rows(dv, state.DV, rows, consumer_id)
         block = after
-        t += 1
 
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
@@ -359,7 +372,9 @@ def adder(state):
     DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    t = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
         batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
         run = run_of(item, 0, 1)
@@ -373,14 +388,15 @@ def adder(state):
                 tma.store_wait(0)  # until it has been read
                 state.taken.arrive(i)
                 i += 1
+        t += 1
+        number = state.claims.hear(t, 1)
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
 @gluon.jit
 def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
-    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK and DV, and
-    the descriptor of DQ;
-    sizes: (heads of queries, queries, scale).
+    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK and DV, the
+    descriptor of DQ, and the counter of claims; sizes: (heads of queries, queries, scale).
     """
     CONSUMERS: gl.constexpr = cfg.consumers
     k, v = boxes(read[0], 1), boxes(read[1], 1)
@@ -393,8 +409,8 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
         channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
-        ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
-        outputs[2],
+        ring(1, CONSUMERS), ring(1, 1), scheduler, claims(outputs[3], CONSUMERS + 1), sizes[0], sizes[1], sizes[2],
+        read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([

@@ -96,7 +96,8 @@ def _key_gradients(spec: KernelSpec) -> Iterator[str]:
     yield _scheduler(spec)
     if spec.with_dq:
         yield f"{_of_sums(spec)}("
-        yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, {', '.join(walk_names(OF_SUMS))}), scheduler,"
+        made = ["dk", "dv", *walk_names(OF_SUMS), *(["Claimed"] * spec.claims)]
+        yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), ({', '.join(made)}), scheduler,"
         yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
         yield ")"
         return

@@ -26,12 +26,9 @@ from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, place_of, range_of
 from weft.kernels.gpu.hopper.ops.broadcast import broadcast
 from weft.kernels.gpu.hopper.ops.channel import barriers, channel
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows, store_columns
-from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, flat, marks, matrix
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, boxes, flat, marks, matrix
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, largest_rounded, with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, opaque
-
-WARPS = gl.constexpr(GROUP_WARPS)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------

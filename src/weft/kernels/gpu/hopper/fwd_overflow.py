@@ -15,14 +15,11 @@ from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.grids import GridRows, box_tokens, grid_cut, grid_rows, grid_tiles, grid_words
-from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, by_rows, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, block_at
 from weft.kernels.gpu.hopper.ops.softmax import with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, UNIT
-
-WARPS = gl.constexpr(GROUP_WARPS)
 
 
 @aggregate

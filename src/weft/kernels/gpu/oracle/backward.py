@@ -65,7 +65,9 @@ def subtracted(call: Call, at: Ints) -> tuple[Reals, Reals]:
 
 
 def row_sums(call: Call) -> None:
-    """Delta and Stats of all queries, and zeros in DQ."""
+    """Delta and Stats of all queries, and zeros in DQ and in the counter of blocks."""
+    if call.spec.claims:
+        call.flat("Claimed").store(np.zeros(1), np.zeros(1, np.int64))
     heads, length, size = call.integer("all_heads"), call.integer("my_length"), call.spec.rows
     blocks = -(-length // size)
     for program in range(call.grid[0]):

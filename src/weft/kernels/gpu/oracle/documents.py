@@ -11,6 +11,7 @@ from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.tables.consumer_ranges import BESIDE, GROUP
 from weft.kernels.gpu.tables.pack import HEAD
+from weft.kernels.gpu.tables.tile_scheduler import LAST
 from weft.kernels.gpu.tables.writer import reciprocal
 
 FAR = 1 << 30
@@ -97,22 +98,24 @@ def _item_of_groups(call: Call, bounds: Ints, one: Document, row: int, end: int)
 
 
 def blocks(call: Call) -> None:
-    """The launch, its members, how many blocks there are, and the blocks: of a few heads after those of others. Their
-    length falls and rises in turn, and falls at last.
+    """The launch, its members, how many blocks there are, and the blocks. Of queries they are those of a few heads
+    after those of others, whose length falls and rises in turn, and falls at last. Of keys see `_claimed`.
     """
     words, tiles, heads = call.flat("Tables"), call.integer("tiles"), call.integer("heads")
     works = words.load(call.integer("works_at") + np.arange(tiles))
     order = [int(i) for i in np.argsort(-works, kind="stable") if works[i] >= 0]
     together, programs = call.spec.together, call.integer("programs")
     found = []
-    for first in range(0, heads, together):
-        rises = ((heads - 1) // together - first // together) % 2 == 1
-        side = range(first, min(first + together, heads))
-        found += [(item, head) for item in (order[::-1] if rises else order) for head in side]
-    for begin in range(programs, len(found) - programs + 1, 2 * programs):  # every second round backwards
-        found[begin : begin + programs] = found[begin : begin + programs][::-1]
     if call.spec.of_keys:
+        found = _claimed(works, heads, programs)
         found += [(item, head) for item in range(len(order), tiles) for head in range(heads)]
+    else:
+        for first in range(0, heads, together):
+            rises = ((heads - 1) // together - first // together) % 2 == 1
+            side = range(first, min(first + together, heads))
+            found += [(item, head) for item in (order[::-1] if rises else order) for head in side]
+        for begin in range(programs, len(found) - programs + 1, 2 * programs):  # every second round backwards
+            found[begin : begin + programs] = found[begin : begin + programs][::-1]
     listed = np.array([len(found), *(x for block in found for x in block)], np.float64)
     words.store(listed, call.integer("blocks_at") - 1 + np.arange(listed.size))
     inverse = reciprocal(1)[0] - (1 << 32)
@@ -123,6 +126,17 @@ def blocks(call: Call) -> None:
         place = 0, tiles, call.integer("record"), 1, HEADER, call.integer("items_at")
         member = np.array((0, *_owner(call, head), *place), np.float64)
         words.store(member, call.integer("heads_at") + HEAD * head + np.arange(HEAD))
+
+
+def _claimed(works: Reals, heads: int, programs: int) -> list[tuple[int, int]]:
+    """(item, head) of a head after those of others, and of the last heads the longest first."""
+    there = [int(i) for i in np.flatnonzero(works >= 0)]
+    numerator, denominator = LAST
+    whole = max(1, int(np.maximum(works, 0).sum()))
+    last = min(heads, -(-numerator * programs * int(works.max(initial=0)) // (denominator * whole)))
+    found = [(item, head) for head in range(heads - last) for item in there]
+    order = sorted(there, key=lambda item: -works[item])
+    return found + [(item, head) for item in order for head in range(heads - last, heads)]
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

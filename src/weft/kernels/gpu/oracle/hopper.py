@@ -15,7 +15,7 @@ from weft.kernels.gpu.oracle import bounds, boxes, grids
 from weft.kernels.gpu.oracle.backward import row_numbers, subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
-from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
+from weft.kernels.gpu.oracle.memory import Bools, Call, DescriptorView, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import SoftMaximum
 from weft.kernels.gpu.oracle.programs import member_at, place_of
 from weft.kernels.gpu.oracle.tables import Owner
@@ -81,6 +81,8 @@ def blocks(call: Call) -> Iterator[Block]:
     law(0 < at and at + 2 * count <= words.size, "blocks lie beyond the tables")
     every = words[at : at + 2 * count].reshape(-1, 2)
     law(len(np.unique(every, axis=0)) == count, "a block is taken twice")
+    if call.spec.claims:
+        _claimed(call, count)
     for program in range(programs):
         for number in range(program, count, programs):
             item, member = (int(x) for x in every[number])
@@ -88,6 +90,13 @@ def blocks(call: Call) -> Iterator[Block]:
             law(0 <= item < found.items, f"item {item} of {found.items} is a block")
             mine = words[place.items_at + place.record * item :][: place.record]
             yield Block(found.owner, words, place.parts_at, mine, int(mine[0]), int(mine[1]))
+
+
+def _claimed(call: Call, count: int) -> None:
+    """Programs claim a block where they had one, and one more that is not there."""
+    counter, here = call.flat("Claimed"), np.zeros(1, np.int64)
+    law(int(counter.load(here)[0]) == 0, "blocks are claimed from a counter that is not 0")
+    counter.store(np.array([float(count)]), here)
 
 
 def _rows(block: Block, group: int) -> Ints:
@@ -172,14 +181,16 @@ def _tile_at(call: Call, block: Block, walk: Walk, place: int, j: int) -> int:
     return place + j * walk.tile if call.spec.rank else walk.tile * int(block.words[place + j])
 
 
-def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
+def _boxed(box: DescriptorView, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
     """The place, once the descriptor has there the tokens that tables name."""
     known = np.maximum(tokens, -1)  # before token 0 there is none
     law(np.array_equal(box.tokens(*place)[: tokens.size], known), f"a box of {what} is of other tokens")
     return place
 
 
-def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]) -> tuple[SoftMaximum, Ints]:
+def _attended(
+    call: Call, block: Block, group: int, terms: list[tuple[DescriptorView, ...]]
+) -> tuple[SoftMaximum, Ints]:
     """(sums of a group's rows, their tokens)"""
     batch, kv_head, head, _ = block.owner
     tokens = int(block.words[0]) + _rows(block, group)[: block.height - group * GROUP]

@@ -102,7 +102,7 @@ class Array:
 
 
 # ---- tensor descriptors ----------------------------------------------------------------------------------------------
-class Box:
+class DescriptorView:
     """A tensor descriptor (batch row, head, place, lane, dim) of a slot, read and written `tile` places at a time.
 
     Raises BrokenLaw where it reaches beyond the slot, or its strides are no steps of the slot's tokens.
@@ -231,13 +231,13 @@ class Call:
         assert isinstance(found, Descriptor)
         return found, self.memory.slots[found.slot], self._array(found.slot, 3)
 
-    def box(self, name: str) -> Box:
+    def box(self, name: str) -> DescriptorView:
         """A tensor descriptor of a line."""
         found, slot, array = self.described(name)
         of_keys = self.spec.with_dq or self.spec.makes != "both"
         of_queries = self.spec.direction in ("forward", "dq")
         walked = (name[0] in "KV") if of_queries else (of_keys and name[0] not in "KV")
-        return Box(array, slot, found, self.spec.cols if walked else 64)
+        return DescriptorView(array, slot, found, self.spec.cols if walked else 64)
 
     def _argument(self, name: str) -> Argument:
         law(name in self.launch.named, f"{self.launch.kernel.name} has no argument {name}")

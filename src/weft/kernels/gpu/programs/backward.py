@@ -38,6 +38,7 @@ from weft.settings import interpreted
 from weft.target import Gpu
 
 Part = Literal["dq", "dkdv", "delta"]
+CLAIMED = "claimed"  # the slot of the counter of blocks
 
 
 def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
@@ -71,7 +72,8 @@ def summing_program(
 ) -> LaunchProgram:  # fmt: skip
     """All gradients by the kernel that walks keys and adds to dq. found: its tables, if not the plan's."""
     outputs = outputs_of(options)
-    both = row_sums_program(plan, layout, options).then(keys_program(plan, layout, options, True, found), outputs)
+    keys = keys_program(plan, layout, options, True, found)
+    both = row_sums_program(plan, layout, options, CLAIMED in keys.by_name).then(keys, outputs)
     dq = result("dq", "q", plan.problem.d, plan.problem, layout)
     scale = 1.0 if plan.sums_of_lists else options.scale  # of lists what is added has the scale
     last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", scale),))
@@ -132,6 +134,10 @@ def keys_program(
     if summing:
         slots.append(_float32_dq(problem, layout))
         memory["DQ"], strides["dq"] = slots[-1].name, slots[-1].strides
+    claims = summing and found.groups and not plan.sums_of_lists
+    if claims:
+        slots.append(_counter())
+        memory["Claimed"] = CLAIMED
     tables: dict[str, Table] = {}
     if found.sum_rows is not None:
         slots.append(_sums(problem, found))
@@ -145,7 +151,7 @@ def keys_program(
     # sums of several launches come one after the other
     spec = replace(
         spec, rules=captured.with_entries(entries), chained=spec.chained and not entries,
-        stats32=summing and plan.sums_of_lists,
+        stats32=summing and plan.sums_of_lists, claims=claims,
     )  # fmt: skip
     spec = with_dropout(spec, plan, "dkdv", options, own)
     memory |= _kept_sums(slots, steps, sums)
@@ -158,8 +164,10 @@ def keys_program(
     return LaunchProgram("backward", tuple(slots), tuple(steps), tables)
 
 
-def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
-    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to."""
+def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options, claims: bool = False) -> LaunchProgram:
+    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to. claims: and in the counter
+    from which its programs claim blocks.
+    """
     problem = plan.problem
     slots, steps, memory, _ = _given(problem, layout, options)
     dq = _float32_dq(problem, layout)
@@ -167,10 +175,13 @@ def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     spec = _spec("delta", plan, layout, options, strides, summing=True)
     spec = replace(
         spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4, chained=chained("delta", plan.target),
-        stats32=plan.sums_of_lists,
+        stats32=plan.sums_of_lists, claims=claims,
     )  # fmt: skip
     slots += [replace(dq, role="output"), *_row_numbers(spec, problem, memory)]
     memory["DQ"] = dq.name
+    if claims:
+        slots.append(replace(_counter(), role="output"))
+        memory["Claimed"] = CLAIMED
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": options.scale}
     grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
@@ -255,6 +266,11 @@ def _float32_dq(problem: Problem, layout: Layout) -> Slot:
     """What the kernel that walks keys adds dq to, before the scale."""
     made = result("dq_float32", "q", problem.d, problem, layout, "float32")
     return replace(made, role="workspace")
+
+
+def _counter() -> Slot:
+    """How many blocks were claimed."""
+    return Slot.dense(CLAIMED, "workspace", "int32", (1,))
 
 
 def _row_numbers(spec: KernelSpec, problem: Problem, memory: dict[str, str]) -> list[Slot]:

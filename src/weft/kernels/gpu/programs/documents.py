@@ -197,7 +197,7 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
     programs = min(target.processors if isinstance(target, Gpu) else 1, heads * places.tiles)
     spec = TablesSpec(
         tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, groups=tiling.groups,
-        together=_together(heads, rows // tiling.rows, programs, 1 if of_keys else HEADS), chained=overlaps(target),
+        together=1 if of_keys else _together(heads, rows // tiling.rows, programs), chained=overlaps(target),
     )  # fmt: skip
     nothing = np.zeros(0, np.int32)
     wave = Wave(
@@ -219,14 +219,13 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
     return Made(packed, (items, blocks), Table(asked.pattern.bounds(of_keys)), direction)
 
 
-def _together(heads: int, tiles: int, programs: int, least: int) -> int:
-    """Heads whose blocks are sorted together: of ROUNDS rounds of programs, but of one where there are MANY in all.
+def _together(heads: int, tiles: int, programs: int) -> int:
+    """Heads whose blocks of queries are sorted together: of ROUNDS rounds of programs, but of one where there are MANY
+    in all.
 
     With fewer rounds the same programs may have the longest blocks of all heads, which counts where rounds are few.
-    With more, rows of more heads are read again later. The second-level cache may not hold them: 32,768 tokens of one
-    head are 33 MB of Q, dO, and dQ in float32 at D=128.
     """
-    found, rounds = least, ROUNDS if heads * tiles < MANY * programs else 1
+    found, rounds = HEADS, ROUNDS if heads * tiles < MANY * programs else 1
     while found < heads and found * tiles < rounds * programs:
         found *= 2
     return found

@@ -18,7 +18,7 @@ from weft.kernels.gpu.descriptors import (
     OF_KEYS,
     OF_QUERIES,
     OF_SUMS,
-    Box,
+    TensorDescriptor,
     batch_by_places,
     box_names,
     walk_names,
@@ -134,8 +134,9 @@ class Bindings:
 
 
 def kernel_launch(
-    spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
-) -> Launch:
+    spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings,
+    boxes: Sequence[TensorDescriptor] = (),
+) -> Launch:  # fmt: skip
     """A launch. values: scalars by name, and under "Tables" the slot of tables; boxes: of descriptors. Without a first
     item it begins with the first there is.
     """
@@ -173,7 +174,7 @@ def wave_launches(
         specs = wave_specs(spec, wave, found.waves, widest, found.groups)
         by_places = batch_by_places(wave.reach or (), plan.problem, bound.strides["Q"]) if found.groups else False
         ones = [replace(one, boxed=not options.one_argument, batch_by_places=by_places) for one in specs]
-        boxes: tuple[Box, ...] = ()
+        boxes: tuple[TensorDescriptor, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
             reach = wave.reach or ()

@@ -7,8 +7,12 @@ beside every 128th key over 16,384 queries is an example: every 132nd block lies
 program then does 1.09 of the mean.
 
 Blocks of causal attention differ far more. At wide heads the longest blocks of a few heads come first. Then blocks of
-one round are exchanged for as long as the busiest program gains: 1.03 of the mean becomes 1.003. Blocks that add to dQ
-stay in order, since the sums of neighbours are still in the second-level cache.
+one round are exchanged for as long as the busiest program gains: 1.03 of the mean becomes 1.003.
+
+Programs whose blocks add to dQ claim them (`hopper.ops.scheduler.Claims`). So all work on the same few heads at a time,
+whose Q, dO and dQ are in the second-level cache. Programs that have lists of their own drift apart: of 40 heads in
+chunks of 8,192 tokens they would ask memory for 4.4 TB/s. Blocks of the last heads are claimed longest first, so that
+programs end together.
 """
 
 from __future__ import annotations
@@ -19,12 +23,13 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
-from weft.planning.families.hopper import SUMS, has_row_bounds, resident
+from weft.planning.families.hopper import LISTED, SUMS, has_row_bounds, resident
 
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
 EXCHANGES = 1000  # at most; some 200 are enough for 2,048 blocks
 GAIN = 0.98  # of the busiest program's time; blocks that are alike stay in order
+LAST = 5, 4  # what each program does of the last heads, 5/4 of the longest block
 
 
 def in_turns(wave: Wave, programs: int) -> Wave:
@@ -37,9 +42,12 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
     apart = has_row_bounds(wave.kind.tiling, wave.kind.rank) and wave.work.min() != wave.work.max()
-    if apart and wave.kind.tiling not in SUMS:
+    claimed = wave.kind.tiling in SUMS and wave.kind.tiling != LISTED
+    if claimed and apart:
+        blocks = blocks[_last_by_length(blocks, wave.work, programs)]
+    elif apart and wave.kind.tiling not in SUMS:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
-    if programs < len(blocks) <= MOST:
+    if programs < len(blocks) <= MOST and not claimed:
         time = wave.work[blocks[:, 0]]
         turns = _shared_out(time, programs)
         if apart:
@@ -48,6 +56,16 @@ def in_turns(wave: Wave, programs: int) -> Wave:
             blocks = blocks[turns]
     words = np.concatenate([wave.words, blocks.reshape(-1).astype(np.int32)])
     return replace(wave, words=words, blocks_at=int(wave.words.size))
+
+
+def _last_by_length(blocks: Ints, work: Ints, programs: int) -> Ints:
+    """The numbers of blocks, in their order, but those of the last heads longest first. work: of items."""
+    time, member = work[blocks[:, 0]], blocks[:, 1]
+    heads = int(member.max()) + 1
+    last = min(heads, -(-LAST[0] * programs * int(work.max()) // (LAST[1] * max(1, int(work.sum())))))
+    early = np.flatnonzero(member < heads - last)
+    late = np.flatnonzero(member >= heads - last)
+    return np.concatenate([early, late[np.argsort(-time[late], kind="stable")]])
 
 
 def _shared_out(time: Ints, programs: int) -> Ints:

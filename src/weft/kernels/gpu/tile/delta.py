@@ -10,8 +10,8 @@ from weft.kernels.gpu.ops import loads
 from weft.kernels.gpu.tile import row_numbers
 from weft.kernels.gpu.tile.places import rows_within
 
-# What the kernel of delta reads, and dQ, which it fills with zeros.
-Tensors = namedtuple("Tensors", "out dout dq numbers")
+# What the kernel of delta reads, and dQ, which it fills with zeros. claimed: the counter of blocks, or None.
+Tensors = namedtuple("Tensors", "out dout dq numbers claimed")
 
 
 @triton.jit
@@ -19,6 +19,8 @@ def delta(C: tl.constexpr, tensors, all_heads, length, scale):
     """Blocks of queries of one head, then of the next."""
     if C.chained:
         gdc_launch_dependents()  # the kernel of dK and dV may begin where this one leaves room
+    if tensors.claimed is not None:
+        tl.store(tensors.claimed, 0, mask=tl.program_id(0) == 0)
     blocks = (length + C.rows - 1) // C.rows
     pair = tl.program_id(0) // blocks
     batch, head = (pair // all_heads).to(tl.int64), pair % all_heads

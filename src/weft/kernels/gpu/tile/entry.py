@@ -19,7 +19,7 @@ BODIES: dict[str, tuple[str, str, tuple[Field, ...]]] = {
     "dkdv": (
         "bwd_dkdv", "key_gradients", ("Q", "K", "V", "DOut", "DQ", "DK", "DV", NUMBERS, "Sums", "Slots", ENTRIES),
     ),
-    "delta": ("delta", "delta", ("Out", "DOut", "DQ", NUMBERS)),
+    "delta": ("delta", "delta", ("Out", "DOut", "DQ", NUMBERS, "Claimed")),
 }  # fmt: skip
 LAUNCH = "Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length, their_length"
 
@@ -43,7 +43,7 @@ def _imports(spec: KernelSpec) -> Iterator[str]:
     yield f"tile.{home} import Tensors, {name}"
     yield "tile.config import Config"
     if walks:
-        yield "tile.places import Launch"
+        yield "tile.places import LaunchArgs"
     if NUMBERS in fields:
         yield "tile.row_numbers import Numbers"
 
@@ -63,7 +63,7 @@ def _body(spec: KernelSpec) -> Iterator[str]:
     if spec.direction == "delta":
         yield "    all_heads, my_length, scale,"
     else:
-        yield f"    Launch({LAUNCH}),"
+        yield f"    LaunchArgs({LAUNCH}),"
         yield f"    Scaling(scale, softcap, shift, {_tensor(spec, 'Slopes')}, {_captured(spec)}, {_tuple(dropping)}),"
     yield ")"
 

@@ -13,8 +13,8 @@ HEAD = tl.constexpr(pack.HEAD)
 # What all programs of a launch are told: integers, and the tables that hold the rest. record: words of an item. parts:
 # of the launch. parts_at, items_at, heads_at: where in the tables parts, items and heads begin. first_item: of this
 # launch. all_heads: query heads. my_length, their_length: tokens of the side that stays and of the side that is walked.
-Launch = namedtuple(
-    "Launch", "tables record parts parts_at items_at heads_at first_item all_heads my_length their_length"
+LaunchArgs = namedtuple(
+    "LaunchArgs", "tables record parts parts_at items_at heads_at first_item all_heads my_length their_length"
 )
 
 # The rows of a tile. Where it has fewer than `C.rows`, its last row stands for those beyond its end. number: of each
@@ -79,7 +79,7 @@ def _own_launch(C: tl.constexpr, launch, member):
     if C.packed:
         record, parts = tl.load(member + 6), tl.load(member + 7)
         parts_at, items_at = tl.load(member + 8), tl.load(member + 9)
-        launch = Launch(
+        launch = LaunchArgs(
             launch.tables + tl.load(member + 4), record, parts, parts_at, items_at, launch.heads_at, launch.first_item,
             launch.all_heads, launch.my_length, launch.their_length,
         )  # fmt: skip

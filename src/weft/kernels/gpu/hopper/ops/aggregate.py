@@ -16,6 +16,7 @@ def aggregate(cls: type) -> Any:
 
     A field is annotated as `gl.tensor`, `gl.tuple`, `gl.constexpr`, a class of this kind, or `Any` for other values.
     Methods are `@gluon.jit` functions. They must not name their own class, since a kernel's key follows every name.
+    Fields and methods of a plain base class come first.
 
     Example:
         @aggregate
@@ -23,7 +24,9 @@ def aggregate(cls: type) -> Any:
             begin: gl.tensor
             end: gl.tensor
     """
-    kinds = inspect.get_annotations(cls, eval_str=True)
+    kinds = {
+        name: kind for one in cls.__mro__[::-1] for name, kind in inspect.get_annotations(one, eval_str=True).items()
+    }
     names = tuple(kinds)
 
     @gluon.constexpr_function

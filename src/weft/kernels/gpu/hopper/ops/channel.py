@@ -14,7 +14,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 
@@ -120,6 +120,18 @@ class Channel:
         mbarrier.expect(self.full.index(self.stage(i)), BYTES)
 
     @gluon.jit
+    def copy(self, i, box, where, to):
+        """The producer asks the bulk engine for a box that is a part of tile i. to: where it goes."""
+        tma.async_copy_global_to_shared(box, where, self.full.index(self.stage(i)), to)
+
+    @gluon.jit
+    def load(self, i, box, where, memory):
+        """The producer asks for a box that is all of tile i, once the stage is free. memory: that of the ring."""
+        self.acquire(i)
+        self.expect(i, box.block_type.nbytes)
+        self.copy(i, box, where, memory.index(self.stage(i)))
+
+    @gluon.jit
     def commit(self, i):
         """Each thread of the producer arrives when what it asked for by cp.async is there."""
         async_copy.mbarrier_arrive(self.full.index(self.stage(i)), increment_count=False)
@@ -135,9 +147,14 @@ class Channel:
         mbarrier.wait(self.full.index(self.stage(i)), phase_of(i, self.STAGES, self.BITS))
 
     @gluon.jit
-    def release(self, i):
+    def release(self, i, TIMES: gl.constexpr = 1):
         """A consumer gives the stage of tile i back."""
-        mbarrier.arrive(self.empty.index(self.stage(i)), count=1)
+        self.give_back(self.stage(i), TIMES)
+
+    @gluon.jit
+    def give_back(self, stage, TIMES: gl.constexpr = 1):
+        """A consumer gives a stage back."""
+        mbarrier.arrive(self.empty.index(stage), count=TIMES)
 
     @gluon.jit
     def pass_over(self, i, count):

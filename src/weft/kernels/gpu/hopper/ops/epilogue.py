@@ -8,11 +8,8 @@ from triton.language import debug_barrier
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.grids import grid_rows
-from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import by_rows
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, by_rows
 from weft.kernels.gpu.hopper.ops.values import UNIT
-
-WARPS = gl.constexpr(GROUP_WARPS)
 
 
 @aggregate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-WARPS = 4  # of a warp group
-LANES = 32  # of a warp
+WARPS = gl.constexpr(4)  # of a warp group
+LANES = gl.constexpr(32)  # of a warp
 VECTOR = 8  # elements of 16 bits that a thread copies at once
 SWIZZLED = 32  # float32 of a row in the 128 bytes that a descriptor swizzles
 
@@ -51,6 +51,19 @@ def exchanged(rows, columns):  # type: ignore[no-untyped-def]
     down = [[8 << n, 0] for n in range((rows // 8).bit_length() - 1)]
     across = [[0, SWIZZLED << n] for n in range((columns // SWIZZLED).bit_length() - 1)]
     return gl.SharedLinearLayout(swizzled + down + across, alignment=1024)
+
+
+@gluon.jit
+def sides(ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
+    """The numbers of a tile's rows, and those of its columns. layout: the tile's."""
+    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    return rows, gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
+
+
+@gluon.jit
+def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """What sums of products with so many columns begin with."""
+    return gl.zeros([ROWS, COLUMNS], gl.float32, accumulator(COLUMNS))
 
 
 @gluon.jit

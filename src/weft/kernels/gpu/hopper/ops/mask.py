@@ -10,6 +10,18 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+
+
+@aggregate
+class Cut:
+    """Positions of a run that rows see, from low to before high; they cut tiles below one, and from another on."""
+
+    low: gl.tensor
+    high: gl.tensor
+    below: gl.tensor
+    beyond: gl.tensor
+
 
 @gluon.jit
 def _bits_from(x, COLUMNS: gl.constexpr):
@@ -36,3 +48,15 @@ def masked(x, words, bit, other):
         "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, $4, p; }",
         "=f,f,r,r,f", [x, words, bit, other], dtype=gl.float32, is_pure=True, pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def cut_tile(x, j, cut, columns, OTHER: gl.constexpr):
+    """x of tile j of a run, and another number where a row does not see the column. cut: a Cut, or what has its fields;
+    columns: those of a tile.
+    """
+    TILE: gl.constexpr = columns.type.shape[0]
+    if (j < cut.below) | (j >= cut.beyond):
+        words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, columns)
+        x = masked(x, words, bit, OTHER)
+    return x

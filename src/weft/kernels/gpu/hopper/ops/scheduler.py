@@ -1,4 +1,4 @@
-"""The tile scheduler: a program lives as long as the launch and takes blocks from a list in turn.
+"""The tile scheduler: a program lives as long as the launch and takes blocks from a list, in turn or by claims.
 
 `weft.kernels.gpu.tables.tile_scheduler` wrote the list, and `weft.kernels.gpu.tables.pack` what it refers to. A block
 is a tile of rows (an item) of a head (a member).
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language import debug_barrier
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.channel import Ring, ring, stage_of
+from weft.kernels.gpu.hopper.ops.layouts import flat, line
+from weft.kernels.gpu.hopper.ops.values import uniform
 from weft.kernels.gpu.tables import pack
 
 MEMBER, PART = gl.constexpr(pack.HEAD), gl.constexpr(pack.PART)  # integers of a member, and of a part before its axes
+TOLD = gl.constexpr(2)  # numbers of blocks that readers may be behind
 
 
 @aggregate
@@ -54,6 +59,12 @@ class TileScheduler:
         return gl.load(self.table), gl.load(self.table + 3)
 
     @gluon.jit
+    def walked_rows(self):
+        """The same of the rows that the first term walks."""
+        part = self.part()
+        return gl.load(part), gl.load(part + PART)
+
+    @gluon.jit
     def where(self, number):
         """(item, member) of a block; beyond the last one those of that."""
         at = self.table + self.blocks_at + 2 * gl.minimum(number, self.blocks - 1)
@@ -64,6 +75,47 @@ class TileScheduler:
         """Pointers to the integers of a block's member and of its item."""
         item, member = where
         return self.table + self.heads_at + MEMBER * member, self.table + self.items_at + self.record * item
+
+
+@aggregate
+class Claims:
+    """Blocks that programs claim: who is done first takes the next of the list.
+
+    A program's block 0 has the program's number. The producer claims each later one from a counter in memory, and tells
+    all other warps. counter: its address; the launch before sets it to 0. numbers: of the last blocks that were
+    claimed. told, heard: a number is there; all readers have it.
+    """
+
+    counter: gl.tensor
+    numbers: gl.shared_memory_descriptor
+    told: Ring
+    heard: Ring
+
+    @gluon.jit
+    def claim(self, t):
+        """The number of the program's block t > 0, for the producer, which is one warp."""
+        number = gl.num_programs(0) + gl.atomic_add(self.counter, 1, sem="relaxed")
+        self.heard.wait_before(t - 1)
+        self.numbers.index(stage_of(t - 1, TOLD, True)).store(gl.full([1], number, gl.int32, line(1, 1)))
+        debug_barrier()  # a lane stores the number, and another may say that it is there
+        self.told.arrive(t - 1)
+        return uniform(number)
+
+    @gluon.jit
+    def hear(self, t, WARPS: gl.constexpr):
+        """The same number, for a reader of so many warps."""
+        self.told.wait(t - 1)
+        number = gl.max(self.numbers.index(stage_of(t - 1, TOLD, True)).load(line(1, WARPS)), 0)
+        debug_barrier()  # of the reader's warps: one thread says that all have it
+        self.heard.arrive(t - 1)
+        return uniform(number)
+
+
+@gluon.jit
+def claims(counter, READERS: gl.constexpr):
+    """Claims of a program with so many readers."""
+    numbers = gl.allocate_shared_memory(gl.int32, [TOLD, 1], flat(1))
+    return Claims(counter, numbers, ring(TOLD, 1), ring(TOLD, READERS))
 
 
 @gluon.jit

@@ -21,6 +21,17 @@ def opaque(x):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def uniform(x):
+    """x, a number of 32 bits that all threads of a warp have, as ptxas knows it.
+
+    It keeps what depends on such numbers in registers of the warp, and addresses of shared memory with them.
+    """
+    return gl.inline_asm_elementwise(
+        "redux.sync.max.s32 $0, $1, -1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
 @aggregate
 class Tensor:
     """A tensor (batch, head, row, dim) in global memory, with strides in 16 bytes; dims are dense."""
