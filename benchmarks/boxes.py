@@ -1,4 +1,4 @@
-"""Gradients on grids at D=64: kernels by warp groups beside kernels of tiles, each direction apart.
+"""Grids at D=64: kernels by warp groups beside kernels of tiles, each direction apart.
 
     PYTHONPATH=src python benchmarks/boxes.py [--problem NAME] [--out FILE]
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,44 +20,59 @@ from wide_heads import ROUNDS, own
 
 from weft.bench.check import Truth
 from weft.bench.inputs import Tensors
-from weft.planning.families.hopper import BOXED
+from weft.planning.choose import Fixed
+from weft.planning.families.hopper import BOXED, CONFIGS
 from weft.planning.tiling import Tiling
-from weft.testing.workloads import named
+from weft.testing.workloads import Neighborhood, Workload, named
 
-FOUR = Tiling(256, 32, 16, 8, 96, False, 4)
+NARROW_TILES = Tiling(64, 32, 4, 3, 80, True, 1)  # of dK and dV, three programs side by side
+
+
+def fixed(workload: Workload, direction: str) -> dict[str, Fixed]:
+    """Ways to compute a direction."""
+    if direction == "fwd":
+        ways = {"tiles": dict(tiles(workload, "fwd"))["forward"], "four groups": CONFIGS["forward"]}
+        return {name: (("forward", one),) for name, one in (ways | {"a box": BOXED["forward"]}).items()}
+    (_, dq), (_, dkdv) = tiles(workload, "bwd")
+    ways = {
+        "tiles": (dq, dkdv),
+        "boxes": (BOXED["dq"], BOXED["dkdv"]),
+        "dQ by boxes": (BOXED["dq"], dkdv),
+        "dK, dV by boxes": (dq, BOXED["dkdv"]),
+        "dK, dV by boxes, 32 queries": (dq, NARROW_TILES),
+    }
+    return {name: (("dq", one), ("dkdv", other)) for name, (one, other) in ways.items()}
 
 
 def main() -> None:
     """Print a line a way."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--problem", default="na2d_64x64_k7")
+    parser.add_argument("--size", type=int, default=7)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     workload = named(asked.problem)
-    (_, dq), (_, dkdv) = tiles(workload, "bwd")
-    ways = {
-        "tiles": (dq, dkdv),
-        "groups": (BOXED, BOXED),
-        "dQ by groups": (BOXED, dkdv),
-        "dK, dV by groups": (dq, BOXED),
-        "dQ by four groups": (FOUR, dkdv),
-    }
+    if asked.size != 7:
+        mask = Neighborhood((64, 64), (asked.size, asked.size))
+        workload = replace(workload, name=f"na2d_64x64_k{asked.size}", mask=mask)
     tensors = Tensors(workload, "cuda")
-    truth, entries = Truth(tensors), []
-    for name, (first, second) in ways.items():
-        fixed = (("dq", first), ("dkdv", second))
-        about, calls = entry(truth, "bwd", partial(own, workload, tensors, "bwd", fixed))
-        entries.append((name, about, calls))
-    for _, (_, _, calls) in product(range(3 * ROUNDS), entries):
-        if calls is not None:
-            calls.round()
-    for name, about, calls in entries:
-        middle = median(calls.milliseconds) if calls is not None else float("nan")
-        row = [workload.name, name, round(middle, 4), round(workload.flops("bwd") / middle / 1e9, 1), *about.values()]
-        print(*row, flush=True)
-        if asked.out:
-            with asked.out.open("a", newline="") as file:
-                csv.writer(file).writerow(row)
+    truth = Truth(tensors)
+    for direction in ("fwd", "bwd"):
+        entries = []
+        for name, one in fixed(workload, direction).items():
+            about, calls = entry(truth, direction, partial(own, workload, tensors, direction, one))
+            entries.append((name, about, calls))
+        for _, (_, _, calls) in product(range(3 * ROUNDS), entries):
+            if calls is not None:
+                calls.round()
+        for name, about, calls in entries:
+            middle = median(calls.milliseconds) if calls is not None else float("nan")
+            rate = round(workload.flops(direction) / middle / 1e9, 1)
+            row = [workload.name, direction, name, round(middle, 4), rate, *about.values()]
+            print(*row, flush=True)
+            if asked.out:
+                with asked.out.open("a", newline="") as file:
+                    csv.writer(file).writerow(row)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from .checked import Call
 BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
-BOXES = (("forward", CONFIGS["forward"]), ("dq", BOXED), ("dkdv", BOXED))
+BOXES = tuple(BOXED.items())
 WIDEST = (("forward", families.hopper.WIDEST), ("dq", families.hopper.APART), ("dkdv", families.hopper.APART))
 HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)

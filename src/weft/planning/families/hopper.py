@@ -39,14 +39,19 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(129, 256), "float16", WIDEST),
 )
 APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dQ, dV and dK at D=256, each in a launch of its own
-# On grids at D=64: of dQ, and of dK and dV together.
-BOXED = Tiling(128, 64, 8, 6, 168, False, 2)
+# On grids at D=64: the forward, dQ, and dK and dV together. A program computes one box, and two or three are side by
+# side: each waits for its own tiles.
+BOXED: dict[Direction, Tiling] = {
+    "forward": Tiling(64, 64, 4, 3, 80, False, 1), "dq": Tiling(64, 64, 4, 2, 80, True, 1),
+    "dkdv": Tiling(64, 64, 4, 4, 128, True, 1),
+}  # fmt: skip
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
 SUMS = {SUMMED: 225_440, SUMMED_NARROW: 229_536, LISTED: 107_548}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dq": 1, "dkdv": 1}
+REGISTERS = 1 << 16  # of a processor
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
@@ -56,8 +61,8 @@ def has_row_bounds(tiling: Tiling, rank: int = 1) -> bool:
 
 
 def resident(tiling: Tiling) -> int:
-    """Programs of warp groups that a processor runs side by side."""
-    return 2 if tiling in LISTS else 1
+    """Programs of warp groups that a processor runs side by side, as registers allow: one group more loads."""
+    return max(1, REGISTERS // (128 * (tiling.groups + 1) * tiling.registers))
 
 
 def sums_of(problem: Problem) -> Tiling:
@@ -128,7 +133,9 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if config not in (*OF_GRIDS, BOXED) or (config != BOXED and asked.problem.dtype != "bfloat16"):
+    if config not in (*OF_GRIDS, *BOXED.values()) or (
+        asked.direction == "forward" and asked.problem.dtype != "bfloat16"
+    ):
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
         return f"its forwards of grids are at D={CONFIGS_AT} and {WIDE_AT} in bfloat16, gradients at D={CONFIGS_AT}"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
@@ -174,9 +181,8 @@ class OfLists(Tiled):
 def _config(asked: Pass) -> Tiling | None:
     """The configuration of what is asked; None where a card has no such kernel for tensors of these sizes."""
     problem, gpu = asked.problem, asked.gpu
-    gradient = asked.direction != "forward" and asked.rank > 1
-    if gradient and (problem.d, problem.dv) == (CONFIGS_AT,) * 2 and not _no_kernel("forward", problem, gpu):
-        return BOXED
+    if asked.rank > 1 and problem.d == CONFIGS_AT and not _no_kernel("forward", problem, gpu):
+        return BOXED[asked.direction]
     return config_of(asked.direction, problem, gpu)
 
 

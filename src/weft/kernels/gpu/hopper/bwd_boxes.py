@@ -33,11 +33,10 @@ from weft.kernels.gpu.hopper.ops.grids import (
     place_in,
     rows_at,
 )
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, matrix, tiles
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import masked
 from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, opaque
-from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
 
 OWN = gl.constexpr(2)  # blocks of a consumer's rows in shared memory
 
@@ -207,101 +206,62 @@ def cut_scores(x, j, word, held, cfg: gl.constexpr):
 
 
 @gluon.jit
-def ask_scores(i, held, state):
-    """Ask for S and dP of tile i of the ring. Where queries are walked, less lse and delta: two products each."""
+def add_keys(i, j, grads, held, numbers, state):
+    """dQ with tile i of the ring, which is tile j of its list. numbers: see `numbers_of`."""
     cfg: gl.constexpr = state.cfg
     at = state.walked.stage(i)
-    s, g = matrix(state.s.index(at)).permute((1, 0)), matrix(state.g.index(at)).permute((1, 0))
+    s, g = matrix(state.s.index(at)), matrix(state.g.index(at))
     none = gl.zeros([cfg.rows, cfg.columns], gl.float32, accumulator(cfg.columns))
+    word = gl.load(held.cut.words + j)
     state.walked.wait(i)
-    if cfg.makes == "dq":
-        x = warpgroup_mma(held.s, s, none, use_acc=False, is_async=True)
-        y = warpgroup_mma(held.g, g, none, use_acc=False, is_async=True)
-    else:
-        stats = state.stats.index(at).permute((1, 0))
-        x = warpgroup_mma(ones(cfg, False), stats, none, use_acc=False, is_async=True)
-        x = warpgroup_mma(held.s, s, x, is_async=True)
-        y = warpgroup_mma(ones(cfg, True), stats, none, use_acc=False, is_async=True)
-        y = warpgroup_mma(held.g, g, y, is_async=True)
-    return x, y
+    x = warpgroup_mma(held.s, s.permute((1, 0)), none, use_acc=False, is_async=True)
+    y = warpgroup_mma(held.g, g.permute((1, 0)), none, use_acc=False, is_async=True)
+    x = cut_scores(warpgroup_mma_wait(1, (x,)), j, word, held, cfg)
+    p = gl.exp2(x * (state.scale * LOG2E) + gl.expand_dims(numbers[0], 1))
+    y = warpgroup_mma_wait(0, (y,)) + gl.expand_dims(numbers[1], 1)
+    weights = gl.convert_layout((p * y).to(state.s.dtype), first_factor(cfg.width))
+    dq = warpgroup_mma_wait(0, (warpgroup_mma(weights, s, grads[0], is_async=True),))
+    state.walked.release(i)
+    return (dq,)
 
 
 @gluon.jit
-def factors_of(scores, j, word, held, numbers, state, LATER: gl.constexpr):
-    """(dS, weights) of tile j of a list. scores: see `ask_scores`; LATER: products that were asked for
-    after them.
+def add_queries(i, j, grads, held, state):
+    """dK and dV with tile i of the ring, which is tile j of its list.
+
+    dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
     """
     cfg: gl.constexpr = state.cfg
-    x, y = scores
-    BESIDE: gl.constexpr = 1 if cfg.makes == "dq" else 2
-    x = cut_scores(warpgroup_mma_wait(BESIDE + LATER, (x,)), j, word, held, cfg)
-    x = x * (state.scale * LOG2E)
-    if cfg.makes == "dq":
-        x += gl.expand_dims(numbers[0], 1)
-    p = gl.exp2(x)
-    y = warpgroup_mma_wait(LATER, (y,))
-    if cfg.makes == "dq":
-        y += gl.expand_dims(numbers[1], 1)
-    return p * y, p
-
-
-@gluon.jit
-def ask_gradients(i, words, grads, state):
-    """Ask for gradients with tile i of the ring. words: dS, and where keys stay weights."""
-    cfg: gl.constexpr = state.cfg
     at = state.walked.stage(i)
+    s, g, stats = matrix(state.s.index(at)), matrix(state.g.index(at)), state.stats.index(at).permute((1, 0))
+    none = gl.zeros([cfg.rows, cfg.columns], gl.float32, accumulator(cfg.columns))
+    word = gl.load(held.cut.words + j)
+    state.walked.wait(i)
+    x = warpgroup_mma(ones(cfg, False), stats, none, use_acc=False, is_async=True)
+    x = warpgroup_mma(held.s, s.permute((1, 0)), x, is_async=True)
+    y = warpgroup_mma(ones(cfg, True), stats, none, use_acc=False, is_async=True)
+    y = warpgroup_mma(held.g, g.permute((1, 0)), y, is_async=True)
+    x = cut_scores(warpgroup_mma_wait(2, (x,)), j, word, held, cfg)
+    p = gl.exp2(x * (state.scale * LOG2E))
     dtype: gl.constexpr = state.s.dtype
-    ds = factor_of(words[0], dtype, cfg.width)
-    found = (warpgroup_mma(ds, matrix(state.s.index(at)), grads[0], is_async=True),)
-    if cfg.makes != "dq":
-        weights = factor_of(words[1], dtype, cfg.width_v)
-        found = (found[0], warpgroup_mma(weights, matrix(state.g.index(at)), grads[1], is_async=True))
-    return found
-
-
-@gluon.jit
-def gradients_of(i, asked, state):
-    """What was asked for of tile i, once it is there; and the tile is given back."""
-    if state.cfg.makes == "dq":
-        found = (warpgroup_mma_wait(0, asked),)
-    else:
-        found = warpgroup_mma_wait(0, asked)
+    dv = warpgroup_mma(gl.convert_layout(p.to(dtype), first_factor(cfg.width_v)), g, grads[1], is_async=True)
+    y = warpgroup_mma_wait(1, (y,))
+    dk = warpgroup_mma(gl.convert_layout((p * y).to(dtype), first_factor(cfg.width)), s, grads[0], is_async=True)
+    dv, dk = warpgroup_mma_wait(0, (dv, dk))
     state.walked.release(i)
-    return found
-
-
-@gluon.jit
-def words_of(factors, state):
-    """dS, and where keys stay weights, as words of two."""
-    dtype: gl.constexpr = state.s.dtype
-    if state.cfg.makes == "dq":
-        words = (in_words(factors[0], dtype),)
-    else:
-        words = (in_words(factors[0], dtype), in_words(factors[1], dtype))
-    return words
+    return dk, dv
 
 
 @gluon.jit
 def walk(i, seen, count, grads, held, numbers, state):
-    """(tiles so far, gradients) with those tiles of one head that a consumer sees, of so many.
-
-    Scores of a tile are made beside the products of the one before, as in `fwd_overlapped`.
-    """
-    LATER: gl.constexpr = 1 if state.cfg.makes == "dq" else 2
+    """(tiles so far, gradients) with those tiles of one head that a consumer sees, of so many."""
     i = state.walked.pass_over(i, seen.begin)
-    for _ in range(0, gl.minimum(seen.end - seen.begin, 1)):  # a branch
-        word = gl.load(held.cut.words + seen.begin)
-        words = words_of(factors_of(ask_scores(i, held, state), seen.begin, word, held, numbers, state, 0), state)
-        for j in range(seen.begin + 1, seen.end):
-            i = opaque(i) + 1
-            word = gl.load(held.cut.words + j)
-            scores = ask_scores(i, held, state)
-            asked = ask_gradients(i - 1, words, grads, state)
-            factors = factors_of(scores, j, word, held, numbers, state, LATER)
-            grads = gradients_of(i - 1, asked, state)
-            words = words_of(factors, state)  # after the wait: before it, ptxas writes them over those still read
-        grads = gradients_of(i, ask_gradients(i, words, grads, state), state)
-        i += 1
+    for j in range(seen.begin, seen.end):
+        if state.cfg.makes == "dq":
+            grads = add_keys(i, j, grads, held, numbers, state)
+        else:
+            grads = add_queries(i, j, grads, held, state)
+        i = opaque(i) + 1
     return state.walked.pass_over(i, count - seen.end), grads
 
 
@@ -360,14 +320,7 @@ def bwd_boxes(rows, read, grads, scheduler, sizes, CHAINED: gl.constexpr, cfg: g
         cfg, grads, rows[0], rows, own_s, own_g, s, g, stats, full, empty, channel(cfg.stages, fills, CONSUMERS),
         scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
     )  # fmt: skip
-    COMPUTE: gl.constexpr = cfg.consumer_registers
-    if cfg.consumers == 2:
-        gl.warp_specialize([
-            (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)),
-        ], [4, cfg.producer_warps], [COMPUTE, cfg.producer_registers])  # fmt: skip
-    else:
-        gl.static_assert(cfg.consumers == 4)
-        gl.warp_specialize([
-            (consumer, (0, state)), (consumer, (1, state)), (consumer, (2, state)), (consumer, (3, state)),
-            (producer, (state, CHAINED)),
-        ], [4, 4, 4, cfg.producer_warps], [COMPUTE, COMPUTE, COMPUTE, cfg.producer_registers])  # fmt: skip
+    gl.static_assert(cfg.consumers == 1)
+    gl.warp_specialize([
+        (consumer, (0, state)), (producer, (state, CHAINED)),
+    ], [cfg.producer_warps], [cfg.producer_registers])  # fmt: skip

@@ -101,12 +101,11 @@ LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose dig
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # Of forwards: (registers of a thread that computes, of one that loads), by the wider head dimension, padded, and the
 # number of consumers. The first group has what the others leave of the launch's.
-FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
+FORWARDS = {(64, 4): (112, 24), (64, 1): (240, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
 # The same, where shared memory has no room for two blocks of queries: stages of queries and of keys.
 CROWDED = {256: (1, 3)}
 # Of tiles of dO, or of V, where gradients have a launch each: beside two factors that stay there is room for one.
 LATER_STAGES = {"dv": 2, "dk": 1, "dq": 1}
-BOXES = {2: 240, 4: 112}  # of gradients on grids: registers of a thread that computes, by the number of consumers
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
@@ -139,7 +138,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
 def _boxes(spec: KernelSpec, makes: str) -> Config:
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
-        producer_warps=1, consumer_registers=BOXES[spec.groups], producer_registers=24, makes=makes,
+        producer_warps=1, consumer_registers=240, producer_registers=24, makes=makes,
         lse_gradient=spec.lse_gradient, with_delta=makes == "dq" and spec.leaves_delta, box=spec.boxes[0],
         tile_box=spec.boxes[1], one_across=spec.one_across, batch_by_places=spec.batch_by_places,
     )  # fmt: skip
