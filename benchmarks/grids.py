@@ -32,13 +32,18 @@ from weft.bench.inputs import Tensors
 from weft.bench.timing import Calls
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import Fixed
-from weft.planning.families import tile
+from weft.planning.families import hopper, tile
 from weft.planning.families.base import Pass
 from weft.planning.heads import rows_of
 from weft.planning.tiling import OF_GRADIENTS
 from weft.testing.workloads import Workload, named
 
 PROBLEMS = ("na2d_128x128_k21", "na3d_30x48x80_k18x24x24", "hunyuan_w18x24x24_st16x8x8", "na2d_64x64_k7")
+
+
+def asked_of(workload: Workload) -> Pass:
+    """What is asked of kernels of keys."""
+    return plan_attention(workload.make(), workload.problem("cuda"), card()).asked("dkdv")
 
 
 def tiles(workload: Workload, direction: str) -> Fixed:
@@ -54,6 +59,8 @@ def tiles(workload: Workload, direction: str) -> Fixed:
 def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list[str]) -> Iterator[tuple[str, Any]]:
     """(name, what makes its calls)"""
     yield "weft", partial(own, workload, tensors, direction, ())
+    if direction == "bwd" and not hopper.no_sums(asked_of(workload)):
+        yield "weft one walk", partial(own, workload, tensors, direction, (("dkdv", hopper.SUMMED),))
     yield "weft tiles", lambda: own(workload, tensors, direction, tiles(workload, direction))
     for name in peers:
         yield name, partial(theirs, workload, tensors, direction, name)

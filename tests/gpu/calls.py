@@ -92,6 +92,13 @@ KERNELS = {
     "by groups, 3-D, D=64": grid(
         weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(64, 64), fixed=BOXES, heads=(2, 2), batch=2
     ),
+    "by groups, 2-D, all gradients": grid(
+        weft.neighborhood((20, 37), (5, 9)), (20, 37), dims=(128, 128), fixed=SUMS, heads=(4, 2), options={"free": True}
+    ),
+    "by groups, 3-D, all gradients": grid(
+        weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(128, 128), fixed=SUMS, heads=(2, 2), batch=2,
+        options={"free": True},
+    ),
     "by groups, D=80, two terms": hopper(TWO, 600, fixed=WIDE, dims=(80, 96)),
     "by groups, D=128, documents": hopper(
         weft.causal() & weft.documents([60, 0, 140, 300]), 500, fixed=WIDE, dims=(128, 128)

@@ -1,6 +1,7 @@
 """What is chosen of the candidates, and what is said of it."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -73,6 +74,20 @@ def test_warp_groups_make_all_gradients_at_once_at_wide_heads():
     assert plan.in_one is not None and {share.plan.tiling for share in plan.in_one} == {SUMMED}
     assert f"but taken is: one kernel of {SUMMED}" in plan.explain()
     plan.verify()
+
+
+@pytest.mark.parametrize("shape, size", [((64, 64), (21, 21)), ((8, 24, 40), (6, 12, 12))], ids=str)
+def test_warp_groups_walk_grids(shape, size):
+    """At D=128 in bfloat16."""
+
+    def against(**more):
+        return no_sums(plan_attention(weft.neighborhood(shape, size), problem(prod(shape), **more), GPU).asked("dkdv"))
+
+    plan = plan_attention(weft.neighborhood(shape, size), problem(prod(shape), d=128), GPU, (("dkdv", SUMMED),))
+    assert against(d=128) == "" and plan.sums_by_groups
+    plan.verify()
+    assert "bfloat16" in against(d=128, dtype="float16")
+    assert "grids" in against(d=64)
 
 
 def test_lists_of_whole_blocks_have_all_gradients_by_warp_groups():

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.planned import results
 
 import weft
-from weft.planning.families.hopper import BOXED, WIDE
+from weft.planning.families.hopper import BOXED, SUMMED, WIDE
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check
@@ -45,7 +45,8 @@ def found_in(case, order=EAGER, processors=1, backward=False):
     """(names of kernels, results)"""
     with emulated(Way(90, order)) as names:
         tiling = BOXED["forward"] if case.tensors[0].shape[-1] == NARROW[0] else WIDE
-        return names, results(case, few(processors), (("forward", tiling),), backward=backward)
+        sums = (("dkdv", SUMMED),) if tiling == WIDE else ()
+        return names, results(case, few(processors), (("forward", tiling), *sums), backward=backward)
 
 
 @pytest.mark.more  # make test has kernels of the same family in test_group_queries
@@ -91,3 +92,15 @@ def test_heads_beside_tokens(name, by_groups):
     names, found = found_in(case, processors=3)
     assert any("_2_groups_" in one for one in names) == by_groups
     check(case, found)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", CALLS)
+def test_all_gradients_in_every_order(name):
+    """The order of sums is free, so dQ is only to be right."""
+    case = replace(CALLS[name].case(), deterministic=False)
+    names, found = found_in(case, backward=True)
+    assert any("_box_" in one and "_with_dq_" in one for one in names)
+    check(case, found)
+    _, again = found_in(case, ORDERS["late, warps reversed"], backward=True)
+    check(case, again)

@@ -8,7 +8,7 @@ import pytest
 import weft
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.consumer_ranges import GROUP
-from weft.kernels.gpu.tables.grid_ranges import BITS, RANGE
+from weft.kernels.gpu.tables.grid_ranges import BITS, RANGE, in_slabs
 from weft.planning.attention_plan import plan_attention
 from weft.planning.families.hopper import BOXED, CONFIGS, SUMMED, WIDE
 from weft.planning.problem import Problem
@@ -22,12 +22,17 @@ GRIDS = [
 ]
 
 
+def plan_of(pattern, tokens, groups=2):
+    """(problem, plan)"""
+    wide, forward = {1: (64, BOXED["forward"]), 2: (128, WIDE), 4: (64, CONFIGS["forward"])}[groups]
+    problem = Problem(1, 1, 1, tokens, tokens, wide, wide, "bfloat16", "cuda")
+    return problem, plan_attention(pattern, problem, GPUS["h200"], (("forward", forward), ("dkdv", SUMMED)))
+
+
 def items_of(shape, size, more, transposed=False, groups=2):
     """(pattern, words, items, box of rows, box of a tile)"""
     pattern, tokens = weft.neighborhood(shape, size, **more), prod(shape)
-    wide, forward = {1: (64, BOXED["forward"]), 2: (128, WIDE), 4: (64, CONFIGS["forward"])}[groups]
-    problem = Problem(1, 1, 1, tokens, tokens, wide, wide, "bfloat16", "cuda")
-    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", forward), ("dkdv", SUMMED)))
+    problem, plan = plan_of(pattern, tokens, groups)
     (wave,) = plan_waves(plan.transposed if transposed else plan.forward, problem, transposed).waves
     place = wave.place
     items = wave.words[place.items_at :][: wave.items * place.record].reshape(wave.items, place.record)
@@ -85,3 +90,24 @@ def test_four_groups_walk_no_more_than_they_see():
 def test_blocks_that_see_alike_share_a_list():
     *_, items, _, _ = items_of((64, 64), (9, 9), {})
     assert len(np.unique(items[:, 12])) < len(items) / 2
+
+
+def test_blocks_in_slabs_walk_few_tokens():
+    """Each block is there once. Those that follow each other walk fewer tokens than if the first axis were slowest."""
+    shape, many = (8, 32, 64), 64
+    (share,) = plan_of(weft.neighborhood(shape, (6, 16, 8)), prod(shape))[1].transposed
+    (nest,) = share.plan.nests
+    order, sizes = in_slabs(nest), [nest.slots(a)[0].size for a in range(3)]
+    assert sorted(order) == list(range(prod(sizes)))
+
+    def walked(blocks):
+        """Tokens of the box around the runs of some blocks."""
+        total = 1
+        for axis, at in zip(nest.parts[0].axes, np.unravel_index(blocks, sizes), strict=True):
+            first = axis.start[0, at]
+            total *= int((first + axis.widths[0, at]).max() - first.min())
+        return total
+
+    chunks = range(0, len(order) - many, many)
+    most, before = (max(walked(one[x : x + many]) for x in chunks) for one in (order, np.arange(len(order))))
+    assert most <= 0.75 * before

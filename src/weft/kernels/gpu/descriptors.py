@@ -111,7 +111,7 @@ def box_kind(name: str, spec: KernelSpec) -> str:
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
     walked = (tensor in KEYS) != spec.of_keys
     if spec.boxes:
-        box = config.tile_box if walked else config.own_box
+        box = config.tile_box if walked else config.box if spec.of_keys else config.own_box
         sides = [*[1] * (4 - len(box)), *box]
     else:
         whole = spec.of_keys or config.makes == "dq"  # a block's rows in one box

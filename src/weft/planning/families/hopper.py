@@ -39,11 +39,10 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(129, 256), "float16", WIDEST),
 )
 APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dQ, dV and dK at D=256, each in a launch of its own
-# On grids at D=64: the forward, dQ, and dK and dV together. A program computes one box, and two or three are side by
-# side: each waits for its own tiles.
+# On grids at D=64: the forward, dQ, and dK and dV together. A program computes one box, and three are side by side.
 BOXED: dict[Direction, Tiling] = {
     "forward": Tiling(64, 64, 4, 3, 80, False, 1), "dq": Tiling(64, 64, 4, 2, 80, True, 1),
-    "dkdv": Tiling(64, 64, 4, 4, 128, True, 1),
+    "dkdv": Tiling(64, 32, 4, 3, 80, True, 1),
 }  # fmt: skip
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
@@ -82,7 +81,11 @@ def no_sums(asked: Pass) -> str:
         return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
-    nest = line_of(asked, tiling) if asked.rank == 1 else None
+    if asked.rank > 1:
+        if tiling != SUMMED or problem.dtype != "bfloat16":
+            return f"its kernels of grids are for D={WIDE_AT} in bfloat16"
+        return _no_boxes(asked, asked.planned(tiling))
+    nest = line_of(asked, tiling)
     if nest is None or len(nest.parts) > 1:
         return "it is not one loop nest of one term on a line, of tokens as they come"
     if tiling == SUMMED_NARROW and as_lines(nest) is None:

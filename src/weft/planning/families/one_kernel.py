@@ -31,6 +31,7 @@ OF_GROUPS = {
     hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690),
     hopper.LISTED: Rates(3_000, 2_820, 2_820),
 }  # fmt: skip
+OF_GRIDS = Rates(10_436, 3_870, 3_870)  # of 128 x 128 with 21 x 21 (benchmarks/results/grids.csv, 2026-11-29T23:09)
 Config: TypeAlias = tuple[Pass, Tiling]
 
 
@@ -72,7 +73,7 @@ class OneKernel:
     def _of_groups(self) -> float:
         """What the walk of warp groups takes."""
         gpu, clocks = self.keys.asked.gpu, 0.0
-        rates = OF_GROUPS[self.tiling]
+        rates = OF_GRIDS if self.keys.asked.rank > 1 else OF_GROUPS[self.tiling]
         for work in self.keys.works:
             clocks += (work.programs * rates.start + work.tiles * rates.full) / gpu.processors
             clocks += waiting(work, rates, 1, gpu, in_turn=True)

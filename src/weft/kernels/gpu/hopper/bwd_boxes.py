@@ -1,10 +1,10 @@
 # ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
 """Gradients on grids at narrow heads, in two launches: dQ by boxes of queries, then dK and dV by boxes of keys.
 
-A program lives as long as the launch and takes blocks of rows in turn. Each of two consumers has a box of them, and
-keeps their gradients in registers while it walks tiles of the other side. A list says which tiles there are, as in
-`fwd_grid`. A consumer has the next block's rows in shared memory before it ends one. So where a block walks few tiles,
-as in small neighbourhoods, it waits for none of them.
+A program lives as long as the launch and takes boxes of rows in turn. Its one consumer keeps their gradients in
+registers while it walks tiles of the other side. A list says which tiles there are, as in `fwd_grid`. The next box is
+in shared memory before one ends. Small neighbourhoods walk few tiles, so programs often wait for memory: three are side
+by side on a processor, and none waits for another's tiles.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu.hopper.bwd_apart import leave_numbers, ones
-from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS
+from weft.kernels.gpu.hopper.bwd_loads import STATS, copy_stats, rows_of_stats
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.channel import Channel, barriers, channel
+from weft.kernels.gpu.hopper.ops.channel import Channel, channel
 from weft.kernels.gpu.hopper.ops.epilogue import BoxRows, store_rows
 from weft.kernels.gpu.hopper.ops.grids import (
     GridCut,
@@ -33,12 +32,12 @@ from weft.kernels.gpu.hopper.ops.grids import (
     place_in,
     rows_at,
 )
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, sides, tiles, zeros
 from weft.kernels.gpu.hopper.ops.mask import masked
 from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, opaque
 
-OWN = gl.constexpr(2)  # blocks of a consumer's rows in shared memory
+OWN = gl.constexpr(2)  # blocks of rows in shared memory
 
 
 @aggregate
@@ -46,8 +45,8 @@ class Boxes:
     """The kernel's arguments, shared memory and channels.
 
     grads: DQ, or DK and DV. rows: what is read and written of a block's queries beside, where these stay. own_s, own_g:
-    of each consumer a ring of factors of scores and of their gradients: K and V, or Q and dO. s, g: rings of the other
-    side's. stats: beside them, where queries are walked.
+    a ring of a block's factors of scores and of their gradients: K and V, or Q and dO. s, g: rings of the other side's.
+    stats: beside them, where queries are walked.
     """
 
     cfg: gl.constexpr
@@ -59,8 +58,7 @@ class Boxes:
     s: gl.shared_memory_descriptor
     g: gl.shared_memory_descriptor
     stats: gl.shared_memory_descriptor
-    own_full: gl.shared_memory_descriptor
-    own_empty: gl.shared_memory_descriptor
+    own: Channel
     walked: Channel
     scheduler: TileScheduler
     heads: gl.tensor
@@ -70,11 +68,6 @@ class Boxes:
     own_g_box: Any
     s_box: Any
     g_box: Any
-
-    @gluon.jit
-    def own(self, consumer_id):
-        """The ring of the consumer's rows."""
-        return Channel(self.own_full, self.own_empty, OWN * consumer_id, OWN, True)
 
 
 @aggregate
@@ -100,82 +93,66 @@ def heads_of(member, cfg: gl.constexpr):
 
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_own(c, t, where, state):
-    """Ask for consumer c's rows of block t."""
-    own = state.own(c)
-    at = own.stage(t)
-    own.acquire(t)
-    own.expect(t, state.own_s_box.block_type.nbytes + state.own_g_box.block_type.nbytes)
-    tma.async_copy_global_to_shared(state.own_s_box, where, own.full.index(at), state.own_s.index(at))
-    tma.async_copy_global_to_shared(state.own_g_box, where, own.full.index(at), state.own_g.index(at))
-
-
-@gluon.jit
-def load_tile(i, where, state):
-    """Ask for tile i of the ring."""
-    walked = state.walked
-    at = walked.stage(i)
-    walked.acquire(i)
-    walked.expect(i, state.s_box.block_type.nbytes + state.g_box.block_type.nbytes)
-    tma.async_copy_global_to_shared(state.s_box, where, walked.full.index(at), state.s.index(at))
-    tma.async_copy_global_to_shared(state.g_box, where, walked.full.index(at), state.g.index(at))
+def load_both(i, channel, where, sides, memory):
+    """Ask for the two boxes that are tile i of a ring. sides: their descriptors."""
+    at = channel.stage(i)
+    channel.acquire(i)
+    channel.expect(i, sides[0].block_type.nbytes + sides[1].block_type.nbytes)
+    channel.copy(i, sides[0], where, memory[0], at)
+    channel.copy(i, sides[1], where, memory[1], at)
 
 
 @gluon.jit
 def producer(state, CHAINED: gl.constexpr):
-    """Each consumer's rows, two blocks ahead at most; then tiles of the other side. Where these are queries, they are
-    of all heads that share the block's keys, and come with their stats.
+    """Rows, two blocks ahead at most; then tiles of the other side. Where these are queries, they are of all heads that
+    share the block's keys, and come with their stats.
     """
     cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
-    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
-    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
-    scheduler = state.scheduler
+    r, numbers = rows_of_stats(cfg)
+    scheduler, walked = state.scheduler, state.walked
     i = 0
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         member, item = scheduler.places(scheduler.where(number))
-        heads, walk = heads_of(member, cfg), grid_tiles(scheduler.table, item, cfg)
-        for c in gl.static_range(cfg.consumers):
-            load_own(c, t, place_in((heads.batch, heads.own), rows_at(c, item, cfg), state), state)
+        heads, listed = heads_of(member, cfg), grid_tiles(scheduler.table, item, cfg)
+        where = place_in((heads.batch, heads.own), rows_at(0, item, cfg), 0, state)
+        load_both(t, state.own, where, (state.own_s_box, state.own_g_box), (state.own_s, state.own_g))
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats
         for h in range(0, heads.share):
             head = heads.walked + h
             stats_at = state.Stats + (heads.batch.to(gl.int64) * state.heads + head) * state.length * STATS
-            for j in range(0, walk.count):
-                at = walk.place(j, cfg)
-                load_tile(i, place_in((heads.batch, head), at, state), state)
+            for j in range(0, listed.count):
+                at = listed.place(j, cfg)
+                where = place_in((heads.batch, head), at, 0, state)
+                load_both(i, walked, where, (state.s_box, state.g_box), (state.s, state.g))
                 if cfg.makes != "dq":
-                    row = gl.expand_dims(box_tokens(scheduler.part(), at, r, cfg) * STATS, 1)
-                    to = state.stats.index(state.walked.stage(i))
-                    async_copy.async_copy_global_to_shared(to, stats_at + row + numbers)
-                    state.walked.commit(i)
+                    row = box_tokens(scheduler.part(), at, r, cfg)
+                    copy_stats(state.stats.index(walked.stage(i)), stats_at, row, numbers)
+                    walked.commit(i)
                 i += 1
         t += 1
 
 
 # ---- numbers of queries that stay ------------------------------------------------------------------------------------
 @gluon.jit
-def out_of(consumer_id: gl.constexpr, item, heads, state):
-    """The consumer's rows of out, which are on the way while it waits for the others."""
+def out_of(item, heads, state):
+    """A box of out, which is on the way while the consumer waits for other tensors."""
     cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(cfg.width_v, 4)
     out = state.rows[1]
-    r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)) + consumer_id * cfg.rows
-    d = gl.expand_dims(gl.arange(0, cfg.width_v, layout=gl.SliceLayout(0, layout)), 0)
+    r, d = sides(cfg.rows, cfg.width_v, by_rows(cfg.width_v, 4))
     token = grid_rows(state.scheduler.table, item, r, cfg).token.to(gl.int64)
     first = out.row(heads.batch, heads.own, gl.to_tensor(0))
-    return gl.load(first + (gl.expand_dims(token * (out.per_row * UNIT), 1) + d))
+    return gl.load(first + (gl.expand_dims(token * (out.per_row * UNIT), 1) + gl.expand_dims(d, 0)))
 
 
 @gluon.jit
-def numbers_of(consumer_id: gl.constexpr, item, heads, out, own_g, state):
-    """(-lse in bits, -delta) of the consumer's queries, left in memory too. own_g: their dO."""
+def numbers_of(item, heads, out, own_g, state):
+    """(-lse in bits, -delta) of a box of queries, left in memory too. own_g: their dO."""
     cfg: gl.constexpr = state.cfg
     of_rows: gl.constexpr = gl.SliceLayout(1, by_rows(STATS, 4))
     delta = gl.sum(out.to(gl.float32) * own_g.load(out.type.layout).to(gl.float32), 1)
-    r = gl.arange(0, cfg.rows, layout=of_rows) + consumer_id * cfg.rows
+    r = gl.arange(0, cfg.rows, layout=of_rows)
     rows = grid_rows(state.scheduler.table, item, r, cfg)
     number = (heads.batch.to(gl.int64) * state.heads + heads.own) * state.length + rows.token
     return leave_numbers(number, rows.valid, gl.convert_layout(delta, of_rows), state)
@@ -211,7 +188,7 @@ def add_keys(i, j, grads, held, numbers, state):
     cfg: gl.constexpr = state.cfg
     at = state.walked.stage(i)
     s, g = matrix(state.s.index(at)), matrix(state.g.index(at))
-    none = gl.zeros([cfg.rows, cfg.columns], gl.float32, accumulator(cfg.columns))
+    none = zeros(cfg.rows, cfg.columns)
     word = gl.load(held.cut.words + j)
     state.walked.wait(i)
     x = warpgroup_mma(held.s, s.permute((1, 0)), none, use_acc=False, is_async=True)
@@ -234,7 +211,7 @@ def add_queries(i, j, grads, held, state):
     cfg: gl.constexpr = state.cfg
     at = state.walked.stage(i)
     s, g, stats = matrix(state.s.index(at)), matrix(state.g.index(at)), state.stats.index(at).permute((1, 0))
-    none = gl.zeros([cfg.rows, cfg.columns], gl.float32, accumulator(cfg.columns))
+    none = zeros(cfg.rows, cfg.columns)
     word = gl.load(held.cut.words + j)
     state.walked.wait(i)
     x = warpgroup_mma(ones(cfg, False), stats, none, use_acc=False, is_async=True)
@@ -266,12 +243,12 @@ def walk(i, seen, count, grads, held, numbers, state):
 
 
 @gluon.jit
-def consumer(consumer_id: gl.constexpr, state):
-    """The gradients of one warp group's rows, block after block."""
+def consumer(state):
+    """The gradients of one box of rows after another."""
     cfg: gl.constexpr = state.cfg
     OF_QUERIES: gl.constexpr = cfg.makes == "dq"
     r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
-    scheduler, own = state.scheduler, state.own(consumer_id)
+    scheduler, own = state.scheduler, state.own
     i = 0
     t = 0
     where = scheduler.where(gl.program_id(0))
@@ -279,26 +256,24 @@ def consumer(consumer_id: gl.constexpr, state):
         member, item = scheduler.places(where)
         where = scheduler.where(number + gl.num_programs(0))  # the next one, before it is needed
         heads, at = heads_of(member, cfg), own.stage(t)
-        listed, seen = grid_tiles(scheduler.table, item, cfg), grid_range(item, consumer_id, cfg)
-        rows = grid_rows(scheduler.table, item, r + consumer_id * cfg.rows, cfg)
-        cut = grid_cut(scheduler.table, scheduler.part(), listed, rows, cfg)
+        listed, seen = grid_tiles(scheduler.table, item, cfg), grid_range(item, 0, cfg)
+        cut = grid_cut(scheduler.table, scheduler.part(), listed, grid_rows(scheduler.table, item, r, cfg), cfg)
         held = Held(matrix(state.own_s.index(at)), matrix(state.own_g.index(at)), seen.below, seen.beyond, cut)
-        grads, numbers = (gl.zeros([cfg.rows, cfg.width], gl.float32, accumulator(cfg.width)),), ()
-        if not OF_QUERIES:
-            grads = (grads[0], gl.zeros([cfg.rows, cfg.width_v], gl.float32, accumulator(cfg.width_v)))
+        grads, numbers = (zeros(cfg.rows, cfg.width),), ()
         if OF_QUERIES:
-            out = out_of(consumer_id, item, heads, state)
+            out = out_of(item, heads, state)
             own.wait(t)
-            numbers = numbers_of(consumer_id, item, heads, out, held.g, state)
+            numbers = numbers_of(item, heads, out, held.g, state)
         else:
+            grads = (grads[0], zeros(cfg.rows, cfg.width_v))
             own.wait(t)
         for _ in range(0, heads.share):
             i, grads = walk(i, seen, listed.count, grads, held, numbers, state)
         own.release(t)
         placed = BoxRows(heads.batch, heads.own, gl.to_tensor(0), scheduler.table, item, cfg)
-        store_rows(grads[0] * state.scale, state.grads[0], placed, consumer_id)
+        store_rows(grads[0] * state.scale, state.grads[0], placed, 0)
         if not OF_QUERIES:
-            store_rows(grads[1], state.grads[1], placed, consumer_id)
+            store_rows(grads[1], state.grads[1], placed, 0)
         t += 1
 
 
@@ -309,18 +284,15 @@ def bwd_boxes(rows, read, grads, scheduler, sizes, CHAINED: gl.constexpr, cfg: g
     descriptors of the side that stays and of the other one: K, V, Q and dO, with DQ Q, dO, K and V; sizes: (heads of
     queries, queries, scale).
     """
-    CONSUMERS: gl.constexpr = cfg.consumers
-    own_s, own_g = boxes(read[0], OWN * CONSUMERS), boxes(read[1], OWN * CONSUMERS)
+    own_s, own_g = boxes(read[0], OWN), boxes(read[1], OWN)
     s, g = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
     stats = s if cfg.makes == "dq" else tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
-    # of what comes by descriptors, and of each thread that brings stats
-    fills: gl.constexpr = 1 if cfg.makes == "dq" else 1 + LANES * cfg.producer_warps
-    full, empty = barriers(OWN * CONSUMERS, 1), barriers(OWN * CONSUMERS, 1)
+    fills: gl.constexpr = 1 if cfg.makes == "dq" else cfg.fills
     state = Boxes(
-        cfg, grads, rows[0], rows, own_s, own_g, s, g, stats, full, empty, channel(cfg.stages, fills, CONSUMERS),
+        cfg, grads, rows[0], rows, own_s, own_g, s, g, stats, channel(OWN, 1, 1), channel(cfg.stages, fills, 1),
         scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 1)
     gl.warp_specialize([
-        (consumer, (0, state)), (producer, (state, CHAINED)),
+        (consumer, (state,)), (producer, (state, CHAINED)),
     ], [cfg.producer_warps], [cfg.producer_registers])  # fmt: skip

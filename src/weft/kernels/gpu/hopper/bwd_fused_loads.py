@@ -153,9 +153,9 @@ def load_queries(s, where, state):
     queries.acquire(s)
     state.outs_used.wait_before(s)
     queries.expect(s, 3 * state.q_box.block_type.nbytes)
-    queries.copy(s, state.q_box, where, state.q.index(at))
-    queries.copy(s, state.do_box, where, state.do.index(at))
-    queries.copy(s, state.o_box, where, state.o.index(out_at))
+    queries.copy(s, state.q_box, where, state.q, at)
+    queries.copy(s, state.do_box, where, state.do, at)
+    queries.copy(s, state.o_box, where, state.o, out_at)
 
 
 @gluon.jit
@@ -164,8 +164,8 @@ def load_keys(n, where, state):
     keys = state.keys
     keys.acquire(n)
     keys.expect(n, 2 * state.k_box.block_type.nbytes)
-    keys.copy(n, state.k_box, where, state.k.index(keys.stage(n)))
-    keys.copy(n, state.v_box, where, state.v.index(keys.stage(n)))
+    keys.copy(n, state.k_box, where, state.k, keys.stage(n))
+    keys.copy(n, state.v_box, where, state.v, keys.stage(n))
 
 
 @gluon.jit

@@ -11,8 +11,6 @@ as a factor, and so have dS and dQ.
 
 from __future__ import annotations
 
-from typing import Any
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -20,57 +18,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
-from weft.kernels.gpu.hopper.bwd_loads import LANES, load_pair, load_side, visit_of
-from weft.kernels.gpu.hopper.bwd_summed import odd_rows_exchanged
-from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.bwd_loads import load_pair, load_side, visit_of
+from weft.kernels.gpu.hopper.bwd_summed import Summed, leave_part
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, run_of, tile_at, tiles_of
-from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
+from weft.kernels.gpu.hopper.ops.channel import channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, exchanged, first_factor, flat, line, matrix, tiles
-from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
-from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, first_factor, flat, line, matrix, tiles, zeros
+from weft.kernels.gpu.hopper.ops.scheduler import claims
+from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
 
 PAIR = gl.constexpr(constants.PAIR)  # numbers of a query, see `constants`
 PARTS = gl.constexpr(2)  # of the dims of dQ, each of which is a product of its own
-
-
-@aggregate
-class Listed:
-    """The kernel's arguments, shared memory and channels.
-
-    k, v: a block's. q, do, stats: the ring of tiles that are walked; stats has the two numbers of a tile's queries one
-    after the other. ds: dS of a tile. sums: the dQ of a tile, PARTS of its dims.
-
-    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: the consumer's warps left dS;
-    made: dQ of a tile was left; taken: the adder's copies have read it. heads, length: of queries.
-    """
-
-    cfg: gl.constexpr
-    DK: Tensor
-    DV: Tensor
-    Stats: gl.tensor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    q: gl.shared_memory_descriptor
-    do: gl.shared_memory_descriptor
-    stats: gl.shared_memory_descriptor
-    ds: gl.shared_memory_descriptor
-    sums: gl.shared_memory_descriptor
-    keys: Channel
-    values: Channel
-    queries: Channel
-    ready: Ring
-    made: Ring
-    taken: Ring
-    scheduler: TileScheduler
-    heads: gl.tensor
-    length: gl.tensor
-    scale: gl.tensor
-    k_box: Any
-    v_box: Any
-    q_box: Any
-    do_box: Any
-    dq_box: Any
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------
@@ -98,11 +56,12 @@ def producer(state, CHAINED: gl.constexpr):
     cfg: gl.constexpr = state.cfg
     r = gl.arange(0, cfg.columns, layout=line(1, cfg.producer_warps))
     scheduler = state.scheduler
-    here = scheduler.part()
-    origin, step = gl.load(here), gl.load(here + PART)
+    origin, step = scheduler.walked_rows()
     i = 0
     t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    block = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         visit = visit_of(number, scheduler)
         where = [visit.batch, visit.kv_head, visit.place, visit.lane, 0]
         n = tiles_of(visit.run.count, cfg.columns)
@@ -111,14 +70,15 @@ def producer(state, CHAINED: gl.constexpr):
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
         for h in range(0, visit.share):
-            row = (visit.batch.to(gl.int64) * state.heads + visit.head + h) * state.length + origin + visit.first
-            at = (visit.batch, visit.head + h, state.Stats + row * PAIR)
+            at = (visit.batch, visit.head + h, state.Stats + visit.number(h, origin, state) * PAIR)
             for j in range(0, n):
                 load_queries(i, j, at, visit.run, (r, step), state)
                 if (h | j) == 0:
                     load_side(t, where, state.values, state.v_box, state.v)
                 i += 1
         t += gl.minimum(n, 1)
+        block += 1
+        number = state.claims.claim(block)
 
 
 # ---- the consumer ----------------------------------------------------------------------------------------------------
@@ -133,7 +93,7 @@ def ask_dv(i, dv, state):
     of_columns: gl.constexpr = gl.SliceLayout(0, layout)
     at = state.queries.stage(i)
     q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
-    none = gl.zeros([cfg.rows, cfg.columns], gl.float32, layout)
+    none = zeros(cfg.rows, cfg.columns)
     state.queries.wait(i)
     x = warpgroup_mma(matrix(state.k.index(0)), q.permute((1, 0)), none, use_acc=False, is_async=True)
     begun, _ = gl.broadcast(gl.expand_dims(state.stats.index(PAIR * at + 1).load(of_columns), 0), none)
@@ -156,33 +116,22 @@ def ask_dq(i, part: gl.constexpr, state):
     """Ask for a part of the dims of the dQ of tile i of the ring."""
     cfg: gl.constexpr = state.cfg
     DIMS: gl.constexpr = cfg.width // PARTS
-    none = gl.zeros([cfg.columns, DIMS], gl.float32, accumulator(DIMS))
+    none = zeros(cfg.columns, DIMS)
     state.ready.wait(i)
     ds, k = state.ds.index(0).permute((1, 0)), matrix(state.k.index(0))
     return warpgroup_mma(ds, k.slice(part * DIMS, DIMS, dim=1), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def leave_part(i, dq, part: gl.constexpr, state):
-    """Leave a part of the dQ of tile i of the ring in shared memory."""
-    ROWS: gl.constexpr = dq.type.shape[0]
-    COLUMNS: gl.constexpr = dq.type.shape[1]
-    dq = odd_rows_exchanged(dq)
-    state.taken.wait_before(i)
-    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
-
-
-@gluon.jit
 def walk(t, i, count, sums, state):
     """(tiles so far, dK, dV) over so many tiles of block t."""
-    cfg: gl.constexpr = state.cfg
     dk, dv = sums
     for _ in range(0, count):
         i = opaque(i)
         dv, ds = ask_dv(i, dv, state)
         dq = ask_dq(i, 0, state)
         q = matrix(state.q.index(state.queries.stage(i)))
-        dk = warpgroup_mma(gl.convert_layout(ds, first_factor(cfg.width)), q, dk, is_async=True)
+        dk = warpgroup_mma(gl.convert_layout(ds, first_factor(state.cfg.width)), q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, (dv, dq))
         leave_part(i, dq, 0, state)
         dk, dq = warpgroup_mma_wait(0, (dk, ask_dq(i, 1, state)))
@@ -200,12 +149,13 @@ def walk(t, i, count, sums, state):
 def consumer(state):
     """dK and dV of a block's keys, and dQ of its tiles, block after block."""
     cfg: gl.constexpr = state.cfg
-    none = gl.zeros([cfg.rows, cfg.width], gl.float32, accumulator(cfg.width))
-    none_v = gl.zeros([cfg.rows, cfg.width_v], gl.float32, accumulator(cfg.width_v))
+    none, none_v = zeros(cfg.rows, cfg.width), zeros(cfg.rows, cfg.width_v)
     scheduler = state.scheduler
     i = 0
     t = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    block = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
         batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
         start, height = gl.load(item), gl.load(item + 1)
@@ -224,6 +174,8 @@ def consumer(state):
             store_zeros(cfg.rows, cfg.width, state.DK, rows, 0)
             store_zeros(cfg.rows, cfg.width_v, state.DV, rows, 0)
         t += some
+        block += 1
+        number = state.claims.hear(block, 4)
 
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
@@ -234,7 +186,9 @@ def adder(state):
     DIMS: gl.constexpr = cfg.width // PARTS
     scheduler = state.scheduler
     i = 0
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+    block = 0
+    number = gl.program_id(0)
+    while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
         batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
         run = run_of(item, 0, 1)
@@ -249,6 +203,8 @@ def adder(state):
                 tma.store_wait(0)  # until it has been read
                 state.taken.arrive(i)
                 i += 1
+        block += 1
+        number = state.claims.hear(block, 1)
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
@@ -260,11 +216,10 @@ def bwd_lists(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg
     stats = gl.allocate_shared_memory(gl.float32, [cfg.stages * PAIR, cfg.columns], flat(1))
     ds = tiles(q.dtype, 1, cfg.rows, cfg.columns)
     sums = boxes(outputs[2], PARTS)
-    fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
-    state = Listed(
-        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, sums, channel(1, 1, 1), channel(1, 1, 1),
-        channel(cfg.stages, fills, 1), ring(1, 1), ring(1, 1), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2],
-        read[0], read[1], read[2], read[3], outputs[2],
+    state = Summed(
+        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, 0, sums, channel(1, 1, 1), channel(1, 1, 1),
+        channel(cfg.stages, cfg.fills, 1), ring(1, 1), 0, ring(1, 1), ring(1, 1), scheduler, claims(outputs[3], 2),
+        sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 1)
     gl.warp_specialize([

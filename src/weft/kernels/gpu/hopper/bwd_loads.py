@@ -5,31 +5,34 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import Run, keys_of, place_of, run_of
-
-STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
-LANES = gl.constexpr(32)
+from weft.kernels.gpu.hopper.ops.layouts import by_rows, sides
+from weft.kernels.gpu.hopper.ops.stats import STATS
 
 
 @aggregate
 class Visit:
     """What a producer asks for: a block's batch row, head of keys, first head of queries and how many.
 
-    place, lane: of its rows. run: what it walks, from token `first` on.
+    start: its first row; place, lane: of its rows. run: what it walks, from token `first` on.
     """
 
     batch: gl.tensor
     kv_head: gl.tensor
     head: gl.tensor
     share: gl.tensor
+    start: gl.tensor
     place: gl.tensor
     lane: gl.tensor
     run: Run
     first: gl.tensor
+
+    @gluon.jit
+    def number(self, h, origin, state):
+        """The number among all queries of the first that is walked, of the h-th head that shares the block's keys."""
+        return (self.batch.to(gl.int64) * state.heads + self.head + h) * state.length + origin + self.first
 
 
 @gluon.jit
@@ -40,18 +43,24 @@ def visit_of(number, scheduler):
     place, lane = place_of(item, 0, 1)
     run = run_of(item, 0, 1)
     first, _ = keys_of(item, 0)  # what an item walks is called keys wherever it is read
-    return Visit(batch, kv_head, head, share, place, lane, run, first)
+    return Visit(batch, kv_head, head, share, gl.load(item), place, lane, run, first)
 
 
 @gluon.jit
 def load_pair(i, where, state):
     """Ask for a tile of queries and of dO as tile i of the ring."""
     queries = state.queries
-    stage = queries.stage(i)
     queries.acquire(i)
     queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
-    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
+    queries.copy(i, state.q_box, where, state.q, queries.stage(i))
+    queries.copy(i, state.do_box, where, state.do, queries.stage(i))
+
+
+@gluon.jit
+def rows_of_stats(cfg: gl.constexpr):
+    """The rows of a tile, and the numbers of one, as a producer's threads ask for them."""
+    r, numbers = sides(cfg.columns, STATS, by_rows(STATS, cfg.producer_warps))
+    return r, gl.expand_dims(numbers, 0)
 
 
 @gluon.jit
@@ -60,13 +69,16 @@ def load_stats(to, at, first, count, rows):
     first: the tile's first in it; rows: see `load_queries`.
     """
     r, numbers, step = rows
-    row = (first + gl.minimum(r, count - 1 - first)) * step
+    copy_stats(to, at, (first + gl.minimum(r, count - 1 - first)) * step, numbers)
+
+
+@gluon.jit
+def copy_stats(to, at, row, numbers):
+    """Ask for the numbers of some rows. row: how far each is from where `at` points."""
     async_copy.async_copy_global_to_shared(to, at + (gl.expand_dims(row * STATS, 1) + numbers))
 
 
 @gluon.jit
 def load_side(t, where, side, box, to):
     """Ask for the keys of block t, or for their values, once those of the block before are not read any more."""
-    side.acquire(t)
-    side.expect(t, box.block_type.nbytes)
-    tma.async_copy_global_to_shared(box, where, side.full.index(0), to.index(0))
+    side.load(t, box, where, to)

@@ -21,7 +21,6 @@ from weft.kernels.gpu.hopper.bwd_fused_loads import HeadBoxes
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.channel import Channel, channel
 from weft.kernels.gpu.hopper.ops.layouts import (
-    LANES,
     WARPS,
     accumulator,
     boxes,
@@ -118,9 +117,9 @@ def load_span(consumer_id: gl.constexpr, s, member, span, state):
             ring.acquire(s)
             ring.expect(s, 3 * state.q_box.block_type.nbytes)
             where = sizes.queries_at(member, h, i * TILE)
-            ring.copy(s, state.q_box, where, state.q.index(at))
-            ring.copy(s, state.do_box, where, state.do.index(at))
-            ring.copy(s, state.dq_box, where, state.dq.index(at))
+            ring.copy(s, state.q_box, where, state.q, at)
+            ring.copy(s, state.do_box, where, state.do, at)
+            ring.copy(s, state.dq_box, where, state.dq, at)
             row = head * sizes.length + gl.minimum(i * TILE + r, sizes.length - 1)
             async_copy.async_copy_global_to_shared(state.stats.index(2 * at), state.Lse + row)
             async_copy.async_copy_global_to_shared(state.stats.index(2 * at + 1), state.Delta + row)
@@ -138,8 +137,8 @@ def load_keys(n, member, state):
     keys.expect(n, 2 * TILES * state.k_box.block_type.nbytes)
     for t in gl.static_range(TILES):
         where = sizes.keys_at(member, sizes.place + t * TILE, sizes.lane)
-        keys.copy(n, state.k_box, where, state.k.index(t))
-        keys.copy(n, state.v_box, where, state.v.index(t))
+        keys.copy(n, state.k_box, where, state.k, t)
+        keys.copy(n, state.v_box, where, state.v, t)
 
 
 @gluon.jit
@@ -318,7 +317,7 @@ def bwd_sparse_keys(read, rows, Partial, sizes, table, scale, cfg: gl.constexpr)
     dq, ds = boxes(read[2], STAGES), boxes(read[2], CONSUMERS * TILES)
     k, v = boxes(read[3], TILES), boxes(read[4], TILES)
     stats = gl.allocate_shared_memory(gl.float32, [2 * STAGES, cfg.rows], flat(1))
-    queries = channel(STAGES, 1 + LANES * cfg.producer_warps, 1)  # full: the boxes, and each thread's copies of numbers
+    queries = channel(STAGES, cfg.fills, 1)
     keys = channel(1, 1, CONSUMERS)
     state = SparseKeys(
         cfg, read[2], q, do, dq, stats, ds, k, v, queries, sizes, table, scale, Partial, keys, read[0], read[1],

@@ -23,14 +23,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS, load_pair, load_side, load_stats, visit_of
+from weft.kernels.gpu.hopper.bwd_loads import STATS, load_pair, load_side, load_stats, rows_of_stats, visit_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import begin_of, keys_of, range_of, row_bounds, run_of, tiles_of, turned
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import PART, Claims, TileScheduler, claims
+from weft.kernels.gpu.hopper.ops.scheduler import Claims, TileScheduler, claims
+from weft.kernels.gpu.hopper.ops.stats import ones
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
 DS = gl.constexpr(2)  # tiles of what dQ is made of
@@ -42,11 +43,12 @@ class Summed:
 
     k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: dS of two tiles. ones: factors that add lse
     and delta to products, of each consumer; `stats` has them as sums of bfloat16 numbers, see `constants.STATS`. sums:
-    the dQ of a tile, each consumer's columns.
+    the dQ of a tile, in parts of its dims, as many as there are consumers.
 
-    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
-    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
-    of queries.
+    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: all consumers left dS of a tile;
+    used: all have read it. made: dQ of a tile was left; taken: the adder's copies have read it. heads, length: of
+    queries. `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and
+    neither `ones` nor `used`.
     """
 
     cfg: gl.constexpr
@@ -59,13 +61,13 @@ class Summed:
     do: gl.shared_memory_descriptor
     stats: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor
-    ones: gl.shared_memory_descriptor
+    ones: Any
     sums: gl.shared_memory_descriptor
     keys: Channel
     values: Channel
     queries: Channel
     ready: Ring
-    used: Ring
+    used: Any
     made: Ring
     taken: Ring
     scheduler: TileScheduler
@@ -96,12 +98,9 @@ def load_queries(i, j, at, run, rows, state):
 def producer(state, CHAINED: gl.constexpr):
     """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys."""
     cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
-    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
-    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    r, numbers = rows_of_stats(cfg)
     scheduler, keys = state.scheduler, state.keys
-    here = scheduler.part()
-    origin, step = gl.load(here), gl.load(here + PART)
+    origin, step = scheduler.walked_rows()
     i = 0
     t = 0
     number = gl.program_id(0)
@@ -113,11 +112,12 @@ def producer(state, CHAINED: gl.constexpr):
         load_side(t, where, keys, state.k_box, state.k)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
+        n = tiles_of(run.count, cfg.columns)
+        begin = begin_of(visit.start, visit.first, run.count, cfg.columns)
         for h in range(0, visit.share):
-            row = (visit.batch.to(gl.int64) * state.heads + visit.head + h) * state.length + origin + visit.first
-            at = (visit.batch, visit.head + h, state.Stats + row * STATS)
-            for j in range(0, tiles_of(run.count, cfg.columns)):
-                load_queries(i, j, at, run, (r, numbers, step), state)
+            at = (visit.batch, visit.head + h, state.Stats + visit.number(h, origin, state) * STATS)
+            for j in range(0, n):
+                load_queries(i, turned(begin + j, n), at, run, (r, numbers, step), state)
                 i += 1
         t += 1
         number = state.claims.claim(t)
@@ -143,8 +143,8 @@ class Own:
 class Block:
     """A block of keys: batch row and head, its first row and how many it has.
 
-    It walks `count` queries, in so many tiles, of each of the heads that share it. Of one consumer it has bounds of
-    rows, and the tiles that none cuts.
+    It walks `count` queries, in so many tiles from tile `begin` on, of each of the heads that share it. Of one
+    consumer it has bounds of rows, and the tiles that none cuts.
     """
 
     batch: gl.tensor
@@ -153,6 +153,7 @@ class Block:
     height: gl.tensor
     count: gl.tensor
     tiles: gl.tensor
+    begin: gl.tensor
     share: gl.tensor
     low: gl.tensor
     high: gl.tensor
@@ -167,11 +168,12 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
     member, item = state.scheduler.places(state.scheduler.where(number))
     batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
     start, height = gl.load(item), gl.load(item + 1)
-    _, count = keys_of(item, 0)
+    first, count = keys_of(item, 0)
     low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
     seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
     n = tiles_of(count, cfg.columns)
-    return Block(batch, kv_head, start, height, count, n, share, low, high, seen.below, seen.beyond)
+    begin = begin_of(start, first, count, cfg.columns)
+    return Block(batch, kv_head, start, height, count, n, begin, share, low, high, seen.below, seen.beyond)
 
 
 @gluon.jit
@@ -202,35 +204,32 @@ def own_rows(i, side, consumer_id: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
-    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
-
-    dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
-    """
+def ask_scores(i, consumer_id: gl.constexpr, state):
+    """Ask for S and dP of tile i of the ring, (rows of keys, queries), less lse and delta: two products each."""
     cfg: gl.constexpr = state.cfg
-    TILE: gl.constexpr = cfg.columns
-    layout: gl.constexpr = accumulator(TILE)
     at = state.queries.stage(i)
-    none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
-    state.queries.wait(i)
-    if cfg.counted:
-        if (j + 1) * TILE > own.count:  # both consumers do, and write the same
-            clear_rows(matrix(state.q.index(at)), matrix(state.do.index(at)), own.count - j * TILE)
+    none = gl.zeros([cfg.rows, cfg.columns], gl.float32, accumulator(cfg.columns))
     stats = state.stats.index(at).permute((1, 0))
     k, v = own_rows(i, state.k, consumer_id, cfg), own_rows(i, state.v, consumer_id, cfg)
     x = warpgroup_mma(state.ones.index(2 * consumer_id), stats, none, use_acc=False, is_async=True)
     x = warpgroup_mma(k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
     y = warpgroup_mma(state.ones.index(2 * consumer_id + 1), stats, none, use_acc=False, is_async=True)
     y = warpgroup_mma(v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
-    x = warpgroup_mma_wait(2, (x,))
-    if (j < own.below) | (j >= own.beyond):
-        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-        words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
-        x = masked(x, words, bit, float("-inf"))
+    return x, y
+
+
+@gluon.jit
+def leave_ds(i, scores, consumer_id: gl.constexpr, dv, state):
+    """Ask for dV with tile i of the ring, and leave dS. scores: S, and dP, which is not there yet. Returns dV and dS.
+
+    dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
+    """
+    cfg: gl.constexpr = state.cfg
+    x, y = scores
     p = gl.exp2(x * (state.scale * LOG2E))
     dtype: gl.constexpr = state.q.dtype
     weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
-    dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
+    dv = warpgroup_mma(weights, matrix(state.do.index(state.queries.stage(i))), dv, is_async=True)
     y = warpgroup_mma_wait(1, (y,))
     ds = (p * y).to(dtype)
     state.used.wait_before(i)
@@ -238,6 +237,25 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
     fence_async_shared()
     state.ready.arrive(i)
     return dv, ds
+
+
+@gluon.jit
+def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
+    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS."""
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    at = state.queries.stage(i)
+    state.queries.wait(i)
+    if cfg.counted:
+        if (j + 1) * TILE > own.count:  # both consumers do, and write the same
+            clear_rows(matrix(state.q.index(at)), matrix(state.do.index(at)), own.count - j * TILE)
+    x, y = ask_scores(i, consumer_id, state)
+    x = warpgroup_mma_wait(2, (x,))
+    if (j < own.below) | (j >= own.beyond):
+        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, accumulator(TILE)))
+        words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
+        x = masked(x, words, bit, float("-inf"))
+    return leave_ds(i, (x, y), consumer_id, dv, state)
 
 
 @gluon.jit
@@ -271,30 +289,35 @@ def odd_rows_exchanged(x):
 
 
 @gluon.jit
-def leave_dq(i, dq, consumer_id: gl.constexpr, state):
-    """Leave the consumer's channels of the dQ of tile i of the ring for who adds it to memory."""
+def leave_part(i, dq, part: gl.constexpr, state):
+    """Leave a part of the dQ of tile i of the ring in shared memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
     COLUMNS: gl.constexpr = dq.type.shape[1]
     dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+
+
+@gluon.jit
+def leave_dq(i, dq, consumer_id: gl.constexpr, state):
+    """Leave the consumer's part of the dQ of tile i of the ring for who adds it to memory."""
+    leave_part(i, dq, consumer_id, state)
     fence_async_shared()
     state.made.arrive(i)
 
 
 @gluon.jit
-def walk(t, i, tiles, consumer_id: gl.constexpr, own, sums, state):
-    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. tiles: of a head, and of
-    all. Its values are given back as soon as nothing reads them.
+def walk(t, i, block, consumer_id: gl.constexpr, own, sums, state):
+    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. Its values are given
+    back as soon as nothing reads them.
     """
-    n, all = tiles
+    n, j = block.tiles, block.begin
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
-        dv, ds = ask_dv(i, 0, consumer_id, own, dv, state)
+        dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
         dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
         state.queries.release(i)
-        j = 0
-        for _ in range(1, all):
+        for _ in range(1, n * block.share):
             i = opaque(i) + 1
             j = opaque(gl.where(j + 1 == n, 0, j + 1))
             dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
@@ -320,10 +343,8 @@ def leave_ones(consumer_id: gl.constexpr, state):
     """Leave in shared memory what adds the numbers of lse, or of delta, to a product, for the consumer alone."""
     cfg: gl.constexpr = state.cfg
     layout: gl.constexpr = by_rows(STATS, 4)
-    stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
-    every = gl.expand_dims(gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)), 1) >= 0
-    state.ones.index(2 * consumer_id).store(gl.where((stat < STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
-    state.ones.index(2 * consumer_id + 1).store(gl.where((stat >= STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    state.ones.index(2 * consumer_id).store(ones(cfg.rows, False, layout))
+    state.ones.index(2 * consumer_id + 1).store(ones(cfg.rows, True, layout))
     fence_async_shared()
     debug_barrier()  # of its warps
 
@@ -352,7 +373,7 @@ def consumer(consumer_id: gl.constexpr, state):
             if block.height < cfg.consumers * ROWS:  # `ready` keeps the other consumer from the keys until then
                 k, v = own_rows(i, state.k, consumer_id, cfg), own_rows(i, state.v, consumer_id, cfg)
                 clear_rows(k, v, block.height - consumer_id * ROWS)
-        i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
+        i, dk, dv = walk(t, i, block, consumer_id, own, (none, none_v), state)
         keys.release(t)
         t += 1
         number = state.claims.hear(t, 4)
@@ -378,11 +399,15 @@ def adder(state):
         member, item = scheduler.places(scheduler.where(number))
         batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
         run = run_of(item, 0, 1)
+        n = tiles_of(run.count, cfg.columns)
+        first, _ = keys_of(item, 0)
+        begin = begin_of(gl.load(item), first, run.count, cfg.columns)
         for h in range(0, share):
-            for j in range(0, tiles_of(run.count, cfg.columns)):
+            for j in range(0, n):
                 state.made.wait(i)
+                place = run.place + turned(begin + j, n) * cfg.columns
                 for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * DIMS]
+                    where = [batch, head + h, place, run.lane, consumer_id * DIMS]
                     # the copy adds, see `compile.adding`
                     tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
                 tma.store_wait(0)  # until it has been read
@@ -394,24 +419,29 @@ def adder(state):
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
 @gluon.jit
-def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
-    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK and DV, the
-    descriptor of DQ, and the counter of claims; sizes: (heads of queries, queries, scale).
-    """
+def memory_of(Stats, read, outputs, scheduler, sizes, cfg: gl.constexpr):
+    """The arguments of a kernel, with its shared memory and channels."""
     CONSUMERS: gl.constexpr = cfg.consumers
     k, v = boxes(read[0], 1), boxes(read[1], 1)
     q, do = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
     stats = tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
     ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
-    ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
+    of_ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
     sums = boxes(outputs[2], CONSUMERS)
-    fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
-    state = Summed(
-        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
-        channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
+    return Summed(
+        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, of_ones, sums, channel(1, 1, CONSUMERS),
+        channel(1, 1, CONSUMERS), channel(cfg.stages, cfg.fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
         ring(1, CONSUMERS), ring(1, 1), scheduler, claims(outputs[3], CONSUMERS + 1), sizes[0], sizes[1], sizes[2],
         read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
+
+
+@gluon.jit
+def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
+    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK and DV, the
+    descriptor of DQ, and the counter of claims; sizes: (heads of queries, queries, scale).
+    """
+    state = memory_of(Stats, read, outputs, scheduler, sizes, cfg)
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([
         (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.tiling.gpu import own_box
@@ -87,6 +87,11 @@ class Config:
         return self.key_stages or self.stages
 
     @property
+    def fills(self) -> int:
+        """Arrivals at a stage that is filled by descriptors and by each thread of the producer."""
+        return 1 + 32 * self.producer_warps
+
+    @property
     def least(self) -> float:
         """The least sum of weights that a forward's row may have. With "first" one weight is 1, mostly."""
         return LEAST if self.row_max == "none" else LEAST_OF_FIRST
@@ -123,7 +128,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
-            listed=spec.rank == 0,
+            listed=spec.rank == 0, **_boxed(spec),
         )  # fmt: skip
     if spec.boxes:
         return _boxes(spec, "both")
@@ -138,9 +143,8 @@ def _key_gradients(spec: KernelSpec) -> Config:
 def _boxes(spec: KernelSpec, makes: str) -> Config:
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
-        producer_warps=1, consumer_registers=240, producer_registers=24, makes=makes,
-        lse_gradient=spec.lse_gradient, with_delta=makes == "dq" and spec.leaves_delta, box=spec.boxes[0],
-        tile_box=spec.boxes[1], one_across=spec.one_across, batch_by_places=spec.batch_by_places,
+        producer_warps=1, consumer_registers=240, producer_registers=24, makes=makes, lse_gradient=spec.lse_gradient,
+        with_delta=makes == "dq" and spec.leaves_delta, **_boxed(spec),
     )  # fmt: skip
 
 
@@ -181,9 +185,16 @@ def _forward(spec: KernelSpec) -> Config:
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
-        box=spec.boxes[0] if spec.boxes else (), tile_box=spec.boxes[1] if spec.boxes else (),
-        one_across=spec.one_across, batch_by_places=spec.batch_by_places,
+        **_boxed(spec),
     )  # fmt: skip
+
+
+def _boxed(spec: KernelSpec) -> dict[str, Any]:
+    """What is said of a grid."""
+    box, tile_box = spec.boxes or ((), ())
+    return {
+        "box": box, "tile_box": tile_box, "one_across": spec.one_across, "batch_by_places": spec.batch_by_places,
+    }  # fmt: skip
 
 
 OF_DIRECTION = {

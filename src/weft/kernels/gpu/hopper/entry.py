@@ -50,7 +50,7 @@ def _function(spec: KernelSpec) -> tuple[str, str]:
 
 def _of_sums(spec: KernelSpec) -> str:
     """The kernel that adds to dQ."""
-    return "bwd_lists" if spec.rank == 0 else "bwd_summed"
+    return "bwd_lists" if spec.rank == 0 else "bwd_grid" if spec.boxes else "bwd_summed"
 
 
 def _wrapped(config: Config) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.gpu.hopper.fwd_grid import grid_producer, grid_sums, store_grid_block
@@ -19,14 +19,15 @@ from weft.kernels.gpu.hopper.fwd_loads import Forward, producer
 from weft.kernels.gpu.hopper.fwd_overflow import overflowed_rows
 from weft.kernels.gpu.hopper.fwd_overlapped import overlapped_sums
 from weft.kernels.gpu.hopper.fwd_short import hear, short_sums
-from weft.kernels.gpu.hopper.fwd_tile import Cut, Scoring, add_tile, no_sums, scores_of
+from weft.kernels.gpu.hopper.fwd_tile import Scoring, add_tile, no_sums, scores_of
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, place_of, range_of, rows_seen, tiles_of
 from weft.kernels.gpu.hopper.ops.broadcast import broadcast
 from weft.kernels.gpu.hopper.ops.channel import barriers, channel
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows, store_columns
-from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, boxes, flat, marks, matrix
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_columns, store_result
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, boxes, flat, marks, matrix, sides, zeros
+from weft.kernels.gpu.hopper.ops.mask import Cut
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, largest_rounded, with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, opaque
 
@@ -189,26 +190,17 @@ def store_block(out, result, rows, place, consumer_id, state):
     cfg: gl.constexpr = state.cfg
     if cfg.query_stages == 1:
         store_columns(out, state.Out, rows, consumer_id, 0, cfg.dv)
-    elif cfg.boxed:
-        if rows.height >= consumer_id * cfg.rows + cfg.rows:
-            fence_async_shared()
-            where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
-            tma.async_copy_shared_to_global(state.out_box, where, result)
-        else:
-            store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
     else:
-        store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
+        where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
+        store_result(result, where, rows, rows.height >= consumer_id * cfg.rows + cfg.rows, consumer_id, state)
 
 
 @gluon.jit
 def scoring_of(pace, state):
     """What all tiles of a consumer need. pace: the step between rows."""
     cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = accumulator(cfg.columns)
-    r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout))
-    columns = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, layout))
-    zero = gl.zeros([cfg.rows, cfg.columns], gl.float32, layout)
-    none = gl.zeros([cfg.rows, cfg.width_v], gl.float32, accumulator(cfg.width_v))
+    r, columns = sides(cfg.rows, cfg.columns, accumulator(cfg.columns))
+    zero, none = zeros(cfg.rows, cfg.columns), zeros(cfg.rows, cfg.width_v)
     return Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
 
 

@@ -53,12 +53,13 @@ def grid_block(scheduler, where, cfg: gl.constexpr):
 def load_grid(i, tiles, heads, state):
     """Ask for tiles, as `fwd_loads.load_apart`. Returns the number of the tile after them."""
     for j in range(0, tiles.count):  # words are read again for values: Triton 3.6 carries an older one along
-        load_box(i, state.k_box, state.k, state.tiles, place_in(heads, tiles.place(j, state.cfg), state))
+        load_box(i, state.k_box, state.k, state.tiles, place_in(heads, tiles.place(j, state.cfg), 0, state))
         if j > 0:
-            load_box(i - 1, state.v_box, state.v, state.values, place_in(heads, tiles.place(j - 1, state.cfg), state))
+            where = place_in(heads, tiles.place(j - 1, state.cfg), 0, state)
+            load_box(i - 1, state.v_box, state.v, state.values, where)
         i += 1
     if tiles.count > 0:
-        where = place_in(heads, tiles.place(tiles.count - 1, state.cfg), state)
+        where = place_in(heads, tiles.place(tiles.count - 1, state.cfg), 0, state)
         load_box(i - 1, state.v_box, state.v, state.values, where)
     return i
 
@@ -78,7 +79,7 @@ def grid_producer(state):
             queries = state.queries(c)
             at = queries.stage(t)
             queries.acquire(t)
-            where = place_in(block.of_queries, rows_at(c, block.item, cfg), state)
+            where = place_in(block.of_queries, rows_at(c, block.item, cfg), 0, state)
             tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(at), state.q.index(at))
             if c == 0:
                 i = load_grid(i, tiles_from(block.tiles, 0, first), block.of_keys, state)
@@ -113,7 +114,7 @@ def store_grid_block(result, heads, item, consumer_id, state):
     if cfg.boxed:
         if is_whole(item, cfg):
             fence_async_shared()
-            where = place_in(heads, rows_at(consumer_id, item, cfg), state)
+            where = place_in(heads, rows_at(consumer_id, item, cfg), 0, state)
             tma.async_copy_shared_to_global(state.out_box, where, result)
         else:
             store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)

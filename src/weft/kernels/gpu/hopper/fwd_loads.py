@@ -7,7 +7,6 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import Run, place_of, run_of, tile_at, tiles_of
@@ -100,8 +99,8 @@ def load_run(i, run, k_box, v_box, heads, state):
         tiles.acquire(i)
         tiles.expect(i, k_box.block_type.nbytes + v_box.block_type.nbytes)
         where = [heads[0], heads[1], run.place + j * TILE, run.lane, 0]
-        tma.async_copy_global_to_shared(k_box, where, tiles.full.index(at), state.k.index(at))
-        tma.async_copy_global_to_shared(v_box, where, tiles.full.index(at), state.v.index(at))
+        tiles.copy(i, k_box, where, state.k, at)
+        tiles.copy(i, v_box, where, state.v, at)
         i += 1
     return i
 
@@ -109,10 +108,7 @@ def load_run(i, run, k_box, v_box, heads, state):
 @gluon.jit
 def load_box(i, box, memory, channel, where):
     """Ask for tile i of a ring."""
-    at = channel.stage(i)
-    channel.acquire(i)
-    channel.expect(i, box.block_type.nbytes)
-    tma.async_copy_global_to_shared(box, where, channel.full.index(at), memory.index(at))
+    channel.load(i, box, where, memory)
 
 
 @gluon.jit
@@ -123,14 +119,14 @@ def load_apart(i, run, k_box, v_box, heads, state):
     table = state.scheduler.table
     for j in range(0, tiles_of(run.count, TILE)):
         place, _ = tile_at(table, j, run, cfg)
-        load_box(i, k_box, state.k, state.tiles, [heads[0], heads[1], place, run.lane, 0])
+        state.tiles.load(i, k_box, [heads[0], heads[1], place, run.lane, 0], state.k)
         if j > 0:
             place, _ = tile_at(table, j - 1, run, cfg)
-            load_box(i - 1, v_box, state.v, state.values, [heads[0], heads[1], place, run.lane, 0])
+            state.values.load(i - 1, v_box, [heads[0], heads[1], place, run.lane, 0], state.v)
         i += 1
     if run.count > 0:
         place, _ = tile_at(table, tiles_of(run.count, TILE) - 1, run, cfg)
-        load_box(i - 1, v_box, state.v, state.values, [heads[0], heads[1], place, run.lane, 0])
+        state.values.load(i - 1, v_box, [heads[0], heads[1], place, run.lane, 0], state.v)
     return i
 
 
@@ -145,14 +141,11 @@ def load_tiles(i, run, k_box, v_box, heads, state):
 
 
 @gluon.jit
-def load_queries(c, t, block, state):
+def load_queries(c, t, where, state):
     """Ask for consumer c's queries of block t."""
-    cfg: gl.constexpr = state.cfg
     queries = state.queries(c)
-    at = queries.stage(t)
     queries.acquire(t)
-    where = [block.batch, block.head, block.place + c * cfg.rows, block.lane, 0]
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(at), state.q.index(at))
+    queries.copy(t, state.q_box, where, state.q, queries.stage(t))
 
 
 @gluon.jit
@@ -187,7 +180,7 @@ def producer(state):
             if c == LAST:
                 run = Run(gl.minimum(near.count, FIRST), near.place, near.lane)
                 i = load_tiles(i, run, state.k_box, state.v_box, heads, state)
-            load_queries(c, t, block, state)
+            load_queries(c, t, [block.batch, block.head, block.place + c * cfg.rows, block.lane, 0], state)
         if cfg.short:
             publish_bounds(shared)
             ahead = numbers_at(scheduler, where, CONSUMERS, TERMS)

@@ -15,10 +15,10 @@ from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.grids import GridRows, box_tokens, grid_cut, grid_rows, grid_tiles, grid_words
-from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, by_rows, first_factor, matrix
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, by_rows, first_factor, matrix, sides, zeros
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, block_at
-from weft.kernels.gpu.hopper.ops.softmax import with_sink
+from weft.kernels.gpu.hopper.ops.softmax import online, times_rows, with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, UNIT
 
 
@@ -77,21 +77,14 @@ def fetch_tokens(to, tensor, heads, first, away, DIMS: gl.constexpr):
 def add_fetched(sums, words, bit, state):
     """Online sums after the tile of keys and values that was fetched. words, bit: what rows see of it."""
     cfg: gl.constexpr = state.cfg
-    TILE: gl.constexpr = cfg.columns
     q, k, v = matrix(state.q.index(0)), matrix(state.k.index(0)), matrix(state.v.index(0))
-    scale2 = state.scale * LOG2E
-    zero = gl.zeros([cfg.rows, TILE], gl.float32, accumulator(TILE))
-    x = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    x = warpgroup_mma(q, k.permute((1, 0)), zeros(cfg.rows, cfg.columns), use_acc=False, is_async=True)
     x = masked(warpgroup_mma_wait(0, (x,)), words, bit, float("-inf"))
-    new = gl.maximum(sums.largest, gl.max(x, 1) * scale2)
-    safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
-    p = gl.exp2(x * scale2 - gl.expand_dims(safe, 1))
-    kept = gl.exp2(sums.largest - safe)
+    p, kept, largest = online(x, sums.largest, state.scale * LOG2E)
     total = sums.total * kept + gl.sum(p, 1)
     weights = gl.convert_layout(p.to(k.dtype), first_factor(cfg.width_v))
-    kept = gl.convert_layout(kept, gl.SliceLayout(1, sums.acc.type.layout))
-    y = warpgroup_mma(weights, v, sums.acc * gl.expand_dims(kept, 1), is_async=True)
-    return Online(warpgroup_mma_wait(0, (y,)), total, new)
+    y = warpgroup_mma(weights, v, times_rows(sums.acc, kept), is_async=True)
+    return Online(warpgroup_mma_wait(0, (y,)), total, largest)
 
 
 @gluon.jit
@@ -175,21 +168,18 @@ def fetch_queries(c, block, item, tensor, state):
 def sums_of_terms(item, rows, r, block, inputs, columns, state):
     """Online sums of rows r of a block over all that they see. rows: see `rows_of`."""
     cfg: gl.constexpr = state.cfg
-    WIDTH_V: gl.constexpr = cfg.width_v
-    TERMS: gl.constexpr = cfg.terms
     of_rows: gl.constexpr = r.type.layout
     none = gl.full([cfg.rows], float("-inf"), gl.float32, of_rows)
-    zero = gl.zeros([cfg.rows, WIDTH_V], gl.float32, accumulator(WIDTH_V))
-    sums = Online(zero, gl.zeros([cfg.rows], gl.float32, of_rows), none)
+    sums = Online(zeros(cfg.rows, cfg.width_v), gl.zeros([cfg.rows], gl.float32, of_rows), none)
     here, heads = state.scheduler.part(), (block.batch, block.kv_head)
     if cfg.axes:
         sums = add_grid(sums, state, inputs, heads, item, rows, columns)
     else:
         low, high = seen_of(here, item, r, block, 0, state)
-        first = run_of(item, 0, TERMS).place if cfg.listed else block.first
+        first = run_of(item, 0, cfg.terms).place if cfg.listed else block.first
         term = Term(low, high, first, block.count, gl.load(here), gl.load(here + PART))
         sums = add_term(sums, state, inputs, heads, term, columns)
-    if TERMS == 2:
+    if cfg.terms == 2:
         other = here + TERM
         low, high = seen_of(other, item, r, block, 1, state)
         far_first, far_count = keys_of(item, 1)
@@ -203,12 +193,8 @@ def overflowed_rows(state, inputs):
     """The rows of a program's blocks that are marked. inputs: the tensors Q, K and V. Shared memory is free by now."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    TILE: gl.constexpr = cfg.columns
     WIDTH_V: gl.constexpr = cfg.width_v
-    layout: gl.constexpr = accumulator(TILE)
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    r = gl.arange(0, ROWS, layout=of_rows)
-    columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    r, columns = sides(ROWS, cfg.columns, accumulator(cfg.columns))
     dims = gl.arange(0, WIDTH_V, layout=gl.SliceLayout(0, accumulator(WIDTH_V)))
     scheduler = state.scheduler
     origin, _ = scheduler.rows()
@@ -230,10 +216,8 @@ def overflowed_rows(state, inputs):
                 if cfg.sinks:
                     sink = gl.load(state.Sinks + block.head) * LOG2E
                     less, more, largest = with_sink(total == 0, sink, largest)
-                    less_acc = gl.convert_layout(less, gl.SliceLayout(1, acc.type.layout))
-                    acc, total = acc * gl.expand_dims(less_acc, 1), total * less + more
-                inverse = gl.convert_layout(gl.where(total == 0, 0.0, 1.0 / total), gl.SliceLayout(1, acc.type.layout))
-                out = acc * gl.expand_dims(inverse, 1)
+                    acc, total = times_rows(acc, less), total * less + more
+                out = times_rows(acc, gl.where(total == 0, 0.0, 1.0 / total))
                 lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
                 gl.store(lse_at, lse, mask=marked)
                 of_acc: gl.constexpr = gl.SliceLayout(1, accumulator(WIDTH_V))

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, add_tile, no_sums, scores_of
+from weft.kernels.gpu.hopper.fwd_tile import Sums, add_tile, no_sums, scores_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import FOLDS
 from weft.kernels.gpu.hopper.ops.broadcast import OWN, Metadata, Seen, metadata, seen_of
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, first_factor, matrix
-from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
+from weft.kernels.gpu.hopper.ops.mask import Cut, mask_words, masked
 from weft.kernels.gpu.hopper.ops.softmax import in_parts, largest_in_parts
 from weft.kernels.gpu.hopper.ops.values import opaque
 
@@ -91,7 +91,7 @@ def hear(state, consumer_id):
     near = seen_of(shared, consumer_id, 0, cfg.columns, layout)
     far = seen_of(shared, consumer_id, TERMS - 1, cfg.columns, layout)
     found = Heard(shared.number(OWN * consumer_id + FOLDS), near, far, metadata(shared))
-    mbarrier.arrive(shared.heard.index(0), count=1)
+    shared.heard.arrive(0)
     return found
 
 

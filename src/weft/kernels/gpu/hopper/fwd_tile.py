@@ -9,8 +9,8 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.layouts import first_factor, matrix
-from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.softmax import in_parts, largest_in_parts
+from weft.kernels.gpu.hopper.ops.mask import cut_tile
+from weft.kernels.gpu.hopper.ops.softmax import in_parts, largest_in_parts, online, times_rows
 
 
 @aggregate
@@ -52,30 +52,25 @@ def no_sums(scoring, cfg: gl.constexpr):
     return sums
 
 
-@aggregate
-class Cut:
-    """Positions of a run that rows see, from low to before high; they cut tiles below one, and from another on."""
+@gluon.jit
+def with_acc(sums, acc):
+    """Sums with other sums of values."""
+    return Sums(acc, sums.total, sums.top, sums.largest)
 
-    low: gl.tensor
-    high: gl.tensor
-    below: gl.tensor
-    beyond: gl.tensor
+
+@gluon.jit
+def ask_scores(i, q, state, scoring):
+    """Ask for the products of a consumer's queries and the keys of tile i of the ring, once these are there."""
+    at = state.tiles.stage(i)
+    state.tiles.wait(i)
+    k = matrix(state.k.index(at)).permute((1, 0))
+    return warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def scores_of(i, q, state, scoring):
-    """Products of a consumer's queries and the keys of tile i of the ring, once they are there."""
-    at = state.tiles.stage(i)
-    state.tiles.wait(i)
-    k = matrix(state.k.index(at)).permute((1, 0))
-    x = warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, (x,))
-
-
-@gluon.jit
-def times_rows(x, factor):
-    """x (rows, columns) times a number for each row."""
-    return x * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout)), 1)
+    """These products."""
+    return warpgroup_mma_wait(0, (ask_scores(i, q, state, scoring),))
 
 
 @gluon.jit
@@ -98,13 +93,8 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr):
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
         sums = Sums(sums.acc, sums.total, sums.top, largest)
     else:
-        acc, total, largest = sums.acc, sums.total, sums.largest
-        new = gl.maximum(largest, gl.max(x, 1) * scoring.scale2)
-        safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
-        kept = gl.exp2(largest - safe)
-        total, acc = times_rows(total, kept), times_rows(acc, kept)
-        p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        sums = Sums(acc, total, sums.top, new)
+        p, kept, new = online(x, sums.largest, scoring.scale2)
+        sums = Sums(times_rows(sums.acc, kept), times_rows(sums.total, kept), sums.top, new)
     return p, sums
 
 
@@ -121,15 +111,12 @@ def with_weights(sums, p, ROW_MAX: gl.constexpr):
 def add_tile(i, j, s, x, sums, cut, state, scoring):
     """Sums with tile i of the ring, which is tile j of its run and tile s of the consumer's. x: see `scores_of`."""
     cfg: gl.constexpr = state.cfg
-    TILE: gl.constexpr = cfg.columns
     at = state.tiles.stage(i)
-    if (j < cut.below) | (j >= cut.beyond):
-        words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
-        x = masked(x, words, bit, float("-inf"))
+    x = cut_tile(x, j, cut, scoring.columns, float("-inf"))
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
     sums = with_weights(sums, p, cfg.row_max)
     weights = gl.convert_layout(p.to(state.v.dtype), first_factor(cfg.width_v))
     acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
     acc = warpgroup_mma_wait(0, (acc,))
     state.tiles.release(i)
-    return Sums(acc, sums.total, sums.top, sums.largest)
+    return with_acc(sums, acc)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.kernels.gpu.oracle.backward import subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints, Reals
@@ -75,6 +76,11 @@ class GridBox:
         """Write a box; what lies beyond the grid is dropped."""
         tokens = self.tokens(at)
         self.array.store(values[tokens >= 0], *heads, tokens[tokens >= 0])
+
+    def add(self, values: Reals, heads: tuple[int, int], at: Ints) -> None:
+        """Add to a box; what lies beyond the grid is dropped."""
+        tokens = self.tokens(at)
+        self.array.add(values[tokens >= 0], *heads, tokens[tokens >= 0])
 
 
 class Rows(NamedTuple):
@@ -195,3 +201,37 @@ def _write(call: Call, rows: Rows, heads: tuple[int, int], results: tuple[Reals,
     else:
         call.tensor("Out").store(out[rows.exist], *heads, tokens[rows.exist])
     call.flat("Lse").store(lse[rows.exist], numbers_of(call, *heads, tokens[rows.exist]))
+
+
+# ---- all gradients ---------------------------------------------------------------------------------------------------
+def gradients(call: Call, tables: Tables, owner: Owner) -> None:
+    """DK and DV of a block's keys, of all heads that share them, and what they add to DQ."""
+    for rows, walk in _groups(call, tables):
+        own = _own_sides(call)
+        k, v = (GridBox(call, name, own).load((owner.batch, owner.kv_head), rows.first) for name in ("K_box", "V_box"))
+        dk, dv = np.zeros_like(k), np.zeros_like(v)
+        for head in range(owner.head, owner.head + owner.heads):
+            for j, at in enumerate(walk.tiles):
+                live = walk.mask(at) & rows.exist[:, None]
+                law(walk.seen.begin <= j < walk.seen.end or not live.any(), "a tile that is passed over is seen")
+                law(not walk.seen.below <= j < walk.seen.beyond or live.all(), "a tile that is not masked is not full")
+                more = _tile_gradients(call, (owner.batch, head), (at, walk.sides), live, (k, v))
+                dk, dv = dk + more[0], dv + more[1]
+        tokens = np.ravel_multi_index(tuple(rows.at), GridBox(call, "K_box", own).shape)[rows.exist]
+        for name, x in (("DK", dk * call.real("scale")), ("DV", dv)):
+            call.tensor(name).store(x[rows.exist], owner.batch, owner.kv_head, tokens)
+
+
+def _tile_gradients(
+    call: Call, heads: tuple[int, int], tile: tuple[Ints, Sizes], live: Bools, own: tuple[Reals, Reals]
+) -> tuple[Reals, Reals]:
+    """(dK, dV) of some keys with a tile of queries, whose DQ is added to. tile: where it is, and its sides."""
+    (at, sides), (k, v) = tile, own
+    q, do = (GridBox(call, name, sides).load(heads, at) for name in ("Q_box", "DOut_box"))
+    tokens = GridBox(call, "Q_box", sides).tokens(at)
+    lse, delta = subtracted(call, numbers_of(call, *heads, np.maximum(tokens, 0), "their_length"))
+    law(not live[:, tokens < 0].any(), "a key is seen by a query that does not exist")
+    p = np.exp(np.where(live, k @ q.T * call.real("scale") - lse, -np.inf))
+    ds = p * np.where(live, v @ do.T - delta, 0.0)
+    GridBox(call, "DQ_box", sides).add(ds.T @ k, heads, at)  # the scale comes last
+    return ds @ q, p @ do

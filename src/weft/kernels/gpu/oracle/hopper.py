@@ -278,7 +278,8 @@ def key_gradients(call: Call) -> None:
     """DK and DV of one term, or one of them; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
         if call.spec.boxes:
-            boxes.key_gradients(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            meaning = grids.gradients if call.spec.with_dq else boxes.key_gradients
+            meaning(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
             continue
         if call.spec.with_dq or call.spec.makes != "both":
             _gradients_by_boxes(call, block)

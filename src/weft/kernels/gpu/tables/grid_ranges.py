@@ -30,15 +30,15 @@ NONE, EDGE, FULL = 0, 1, 2  # what a group sees of a tile
 ORDER = np.array([[8, 7, 6], [0, 5, 4], [1, 2, 3]])  # of tiles, by what the first and the last group see
 
 
-def with_grid_ranges(nest: LoopNest, items: Words, at: int) -> tuple[Words, Words, Ints]:
+def with_grid_ranges(nest: LoopNest, items: Words, at: int, whole: bool) -> tuple[Words, Words, Ints]:
     """(items with these integers, lists that follow all items, time of each item) of a nest of one part on a grid.
 
     items: for each axis first query and queries, then for each axis first key, keys and two more. at: where items are
-    in the tables.
+    in the tables. whole: where a group has fewer than its rows, it sees no tile whole.
     """
     rank, groups = len(nest.box), prod(nest.box) // GROUP
     known, lists_at = items.astype(np.int64), at + len(items) * (items.shape[1] + 2 + RANGE * groups)
-    seen = [_axis_seen(nest, axis, known, groups) for axis in range(rank)]
+    seen = [_axis_seen(nest, axis, known, groups, whole) for axis in range(rank)]
     sizes = [axis.block_k for axis in nest.parts[0].axes]
     lists: list[Ints] = []
     made: dict[tuple[bytes, ...], tuple[Ints, int]] = {}
@@ -59,7 +59,20 @@ def with_grid_ranges(nest: LoopNest, items: Words, at: int) -> tuple[Words, Word
     return np.concatenate([items, found.astype(np.int32)], axis=1), np.concatenate(lists).astype(np.int32), time
 
 
-def _axis_seen(nest: LoopNest, number: int, items: Ints, groups: int) -> list[Ints]:
+def in_slabs(nest: LoopNest) -> Ints:
+    """The order of the tiles of rows of a nest of one part, in which neighbours walk the same tokens.
+
+    Programs of one time then walk a narrow slab of the grid, which moves along the axis of which runs are the smallest
+    share. What they read and add to has to stay in the second-level cache.
+    """
+    axes = nest.parts[0].axes
+    share = [float(axis.widths.mean()) / axis.n for axis in axes]
+    slots = [nest.slots(axis)[0].size for axis in range(len(axes))]
+    order = np.argsort(share, kind="stable")
+    return np.arange(prod(slots)).reshape(slots).transpose(order).reshape(-1)
+
+
+def _axis_seen(nest: LoopNest, number: int, items: Ints, groups: int, whole: bool) -> list[Ints]:
     """Of each item (groups, boxes): what groups see of the boxes of one axis."""
     axis, rank = nest.parts[0].axes[number], len(nest.box)
     start, height = items[:, 2 * number], items[:, 2 * number + 1]
@@ -70,12 +83,12 @@ def _axis_seen(nest: LoopNest, number: int, items: Ints, groups: int) -> list[In
     found = []
     for item in np.stack([start, height, first, count], axis=1).tolist():
         if tuple(item) not in made:
-            made[tuple(item)] = np.stack([_seen(axis, item, (a, b)) for a, b in zip(corners, ends, strict=True)])
+            made[tuple(item)] = np.stack([_seen(axis, item, (a, b), whole) for a, b in zip(corners, ends, strict=True)])
         found.append(made[tuple(item)])
     return found
 
 
-def _seen(axis: AxisPlan, item: list[int], rows: tuple[int, int]) -> Ints:
+def _seen(axis: AxisPlan, item: list[int], rows: tuple[int, int], whole: bool) -> Ints:
     """What rows of an item, from the first to the last, see of each box of one axis."""
     start, height, first, count = item
     boxes = -(-count // axis.block_k)
@@ -85,7 +98,7 @@ def _seen(axis: AxisPlan, item: list[int], rows: tuple[int, int]) -> Ints:
     low, high = (x - first for x in axis.relation.interval(queries, axis.n))
     begin = axis.block_k * np.arange(boxes)
     some = (begin + axis.block_k > low.min()) & (begin < high.max())
-    every = (begin >= low.max()) & (begin + axis.block_k <= high.min())
+    every = (begin >= low.max()) & (begin + axis.block_k <= high.min()) & (not whole or rows[1] < height)
     return np.where(every, FULL, np.where(some, EDGE, NONE))
 
 

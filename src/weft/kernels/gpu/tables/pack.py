@@ -31,7 +31,7 @@ from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
-from weft.kernels.gpu.tables.grid_ranges import with_grid_ranges
+from weft.kernels.gpu.tables.grid_ranges import in_slabs, with_grid_ranges
 from weft.kernels.gpu.tables.writer import Words, Writer, reciprocal
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
@@ -154,7 +154,7 @@ def nest_tables(nest: LoopNest, tiling: Tiling, m: int, most: int | None) -> lis
     """
     slots = [nest.slots(axis) for axis in range(len(nest.box))]
     work, rows = nest_work(nest, slots), nest.rows(m)
-    order = schedule(work)
+    order = in_slabs(nest) if len(nest.box) > 1 and tiling in SUMS else schedule(work)
     of, share = _pieces(work[order], most)
     shares = Shares(np.repeat(order, of), share, np.repeat(of, of))
     later = share > 0
@@ -213,7 +213,7 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
     across = nest.parts[0].axes[-1]
     one_across = grid is not None and int(across.widths.max(initial=0)) <= across.block_k
     if grid is not None:
-        items, beside, work = with_grid_ranges(nest, items, words.size)
+        items, beside, work = with_grid_ranges(nest, items, words.size, tiling in SUMS)
     if reach is not None:
         shares_of = ranges_of(nest, items, reach, has_row_bounds(tiling), tiling in SUMS)
         short, work = is_short(nest, items, shares_of), time_of(nest, items, shares_of)

@@ -9,9 +9,9 @@ program then does 1.09 of the mean.
 Blocks of causal attention differ far more. At wide heads the longest blocks of a few heads come first. Then blocks of
 one round are exchanged for as long as the busiest program gains: 1.03 of the mean becomes 1.003.
 
-Programs whose blocks add to dQ claim them (`hopper.ops.scheduler.Claims`). So all work on the same few heads at a time,
-whose Q, dO and dQ are in the second-level cache. Programs that have lists of their own drift apart: of 40 heads in
-chunks of 8,192 tokens they would ask memory for 4.4 TB/s. Blocks of the last heads are claimed longest first, so that
+Programs whose blocks add to dQ claim them (`hopper.ops.scheduler.Claims`). So all work on the same few heads at a
+time, whose Q, dO and dQ are in the second-level cache. Programs that have lists of their own drift apart: of 40 heads
+in chunks of 8,192 tokens they would ask memory for 4.4 TB/s. The last blocks are claimed longest first, so that
 programs end together.
 """
 
@@ -23,13 +23,13 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
-from weft.planning.families.hopper import LISTED, SUMS, has_row_bounds, resident
+from weft.planning.families.hopper import SUMS, has_row_bounds, resident
 
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
 EXCHANGES = 1000  # at most; some 200 are enough for 2,048 blocks
 GAIN = 0.98  # of the busiest program's time; blocks that are alike stay in order
-LAST = 5, 4  # what each program does of the last heads, 5/4 of the longest block
+LAST = 5, 4  # what a program does of the last blocks, in the longest one: 5/4
 
 
 def in_turns(wave: Wave, programs: int) -> Wave:
@@ -42,10 +42,10 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
     apart = has_row_bounds(wave.kind.tiling, wave.kind.rank) and wave.work.min() != wave.work.max()
-    claimed = wave.kind.tiling in SUMS and wave.kind.tiling != LISTED
+    claimed = wave.kind.tiling in SUMS
     if claimed and apart:
-        blocks = blocks[_last_by_length(blocks, wave.work, programs)]
-    elif apart and wave.kind.tiling not in SUMS:
+        blocks = blocks[_last_by_length(wave.work[blocks[:, 0]], programs)]
+    elif apart:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST and not claimed:
         time = wave.work[blocks[:, 0]]
@@ -58,14 +58,12 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     return replace(wave, words=words, blocks_at=int(wave.words.size))
 
 
-def _last_by_length(blocks: Ints, work: Ints, programs: int) -> Ints:
-    """The numbers of blocks, in their order, but those of the last heads longest first. work: of items."""
-    time, member = work[blocks[:, 0]], blocks[:, 1]
-    heads = int(member.max()) + 1
-    last = min(heads, -(-LAST[0] * programs * int(work.max()) // (LAST[1] * max(1, int(work.sum())))))
-    early = np.flatnonzero(member < heads - last)
-    late = np.flatnonzero(member >= heads - last)
-    return np.concatenate([early, late[np.argsort(-time[late], kind="stable")]])
+def _last_by_length(time: Ints, programs: int) -> Ints:
+    """The numbers of blocks that take so long, in their order, but the last ones longest first."""
+    left = np.cumsum(time[::-1])[::-1]  # from each block on
+    last = int((LAST[1] * left > LAST[0] * programs * time.max()).sum())
+    late = last + np.argsort(-time[last:], kind="stable")
+    return np.concatenate([np.arange(last), late])
 
 
 def _shared_out(time: Ints, programs: int) -> Ints:

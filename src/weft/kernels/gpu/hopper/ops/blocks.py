@@ -43,6 +43,22 @@ def tiles_of(count, TILE: gl.constexpr):
 
 
 @gluon.jit
+def begin_of(start, first, count, TILE: gl.constexpr):
+    """The tile of a run of so many columns from `first` on at which a walk of a block from row `start` on begins.
+
+    Blocks that run side by side then add to different places. Where all began at a run's first tile, additions to one
+    place would wait for each other.
+    """
+    return gl.maximum(start - first, 0) // TILE % gl.maximum(tiles_of(count, TILE), 1)
+
+
+@gluon.jit
+def turned(j, count):
+    """Tile j of a walk over so many tiles that goes on at the first one after the last."""
+    return gl.where(j >= count, j - count, j)
+
+
+@gluon.jit
 def keys_of(item, term):
     """(first key, keys) of a block's run of a term."""
     run = item + 2 + RUN * term

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language import debug_barrier
 
 from weft.kernels.gpu.hopper.ops.affine import NUMBERS, AffineBounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import RANGE, RUN, TERM, Run, tiles_of
-from weft.kernels.gpu.hopper.ops.channel import barriers
+from weft.kernels.gpu.hopper.ops.channel import Ring, ring
 from weft.kernels.gpu.hopper.ops.layouts import WARPS, flat, line
 from weft.kernels.gpu.tables import consumer_ranges
 
@@ -52,7 +51,7 @@ class Broadcast:
 
     numbers: gl.shared_memory_descriptor
     bounds: gl.shared_memory_descriptor
-    heard: gl.shared_memory_descriptor
+    heard: Ring
     axes: gl.shared_memory_descriptor
     CONSUMERS: gl.constexpr
     TERMS: gl.constexpr
@@ -80,7 +79,7 @@ def broadcast(CONSUMERS: gl.constexpr, TERMS: gl.constexpr, ROWS: gl.constexpr):
     """Room for the metadata of blocks with so many consumers of so many rows."""
     numbers = gl.allocate_shared_memory(gl.int32, [1, numbers_of_block(CONSUMERS)], flat(1))
     bounds = gl.allocate_shared_memory(gl.int32, [TERMS, CONSUMERS * ROWS], flat(1))
-    heard = barriers(1, CONSUMERS)
+    heard = ring(1, CONSUMERS)
     axes = gl.allocate_shared_memory(gl.int32, [1, AXES], flat(1))
     return Broadcast(numbers, bounds, heard, axes, CONSUMERS, TERMS, ROWS)
 
@@ -147,7 +146,7 @@ def bounds_of_rows(shared, term: gl.constexpr):
 @gluon.jit
 def publish_numbers(shared, t, numbers):
     """Leave the numbers of block t; consumers may read them once bounds are there, too."""
-    mbarrier.wait(shared.heard.index(0), (t & 1) ^ 1)
+    shared.heard.wait_before(t)
     shared.numbers.index(0).store(numbers)
 
 

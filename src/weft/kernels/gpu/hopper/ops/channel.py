@@ -120,16 +120,16 @@ class Channel:
         mbarrier.expect(self.full.index(self.stage(i)), BYTES)
 
     @gluon.jit
-    def copy(self, i, box, where, to):
-        """The producer asks the bulk engine for a box that is a part of tile i. to: where it goes."""
-        tma.async_copy_global_to_shared(box, where, self.full.index(self.stage(i)), to)
+    def copy(self, i, box, where, memory, at):
+        """The producer asks the bulk engine for a box that is a part of tile i. at: its place in the memory."""
+        tma.async_copy_global_to_shared(box, where, self.full.index(self.stage(i)), memory.index(at))
 
     @gluon.jit
     def load(self, i, box, where, memory):
         """The producer asks for a box that is all of tile i, once the stage is free. memory: that of the ring."""
         self.acquire(i)
         self.expect(i, box.block_type.nbytes)
-        self.copy(i, box, where, memory.index(self.stage(i)))
+        self.copy(i, box, where, memory, self.stage(i))
 
     @gluon.jit
     def commit(self, i):
@@ -149,12 +149,12 @@ class Channel:
     @gluon.jit
     def release(self, i, TIMES: gl.constexpr = 1):
         """A consumer gives the stage of tile i back."""
-        self.give_back(self.stage(i), TIMES)
+        mbarrier.arrive(self.empty.index(self.stage(i)), count=TIMES)
 
     @gluon.jit
-    def give_back(self, stage, TIMES: gl.constexpr = 1):
+    def give_back(self, stage):
         """A consumer gives a stage back."""
-        mbarrier.arrive(self.empty.index(stage), count=TIMES)
+        mbarrier.arrive(self.empty.index(stage), count=1)
 
     @gluon.jit
     def pass_over(self, i, count):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 from triton.language import debug_barrier
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.grids import grid_rows
-from weft.kernels.gpu.hopper.ops.layouts import WARPS, by_rows
+from weft.kernels.gpu.hopper.ops.layouts import WARPS, by_rows, matrix
 from weft.kernels.gpu.hopper.ops.values import UNIT
 
 
@@ -97,6 +98,16 @@ def store_rows(sums, tensor, rows, consumer_id):
     WIDTH: gl.constexpr = sums.type.shape[1]
     sums = gl.convert_layout(sums.to(tensor.pointer.dtype.element_ty), by_rows(WIDTH, WARPS))
     store_columns(sums, tensor, rows, consumer_id, 0, WIDTH)
+
+
+@gluon.jit
+def store_result(result, where, rows, whole, consumer_id, state):
+    """Write the consumer's rows of a forward from shared memory: by a descriptor if all exist and there is one."""
+    if state.cfg.boxed and whole:
+        fence_async_shared()
+        tma.async_copy_shared_to_global(state.out_box, where, result)
+    else:
+        store_box_rows(matrix(result), state.Out, rows, consumer_id, state.cfg.dv)
 
 
 @gluon.jit

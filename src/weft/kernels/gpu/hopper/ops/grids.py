@@ -128,17 +128,17 @@ def grid_tiles(table, item, cfg: gl.constexpr):
 
 
 @gluon.jit
-def place_in(heads, at, state):
-    """Where a descriptor has a box. at: its coordinates. Beside three axes batch rows are one axis with heads, or with
-    the first one.
+def place_in(heads, at, dim, state):
+    """Where a descriptor has a box. at: its coordinates; dim: its first. Beside three axes batch rows are one axis with
+    heads, or with the first one.
     """
     if state.cfg.axes == 2:
-        where = [heads[0], heads[1], at[0], at[1], 0]
+        where = [heads[0], heads[1], at[0], at[1], dim]
     elif state.cfg.batch_by_places:
         places = gl.load(state.scheduler.table + 4)  # of the first axis
-        where = [heads[1], heads[0] * places + at[0], at[1], at[2], 0]
+        where = [heads[1], heads[0] * places + at[0], at[1], at[2], dim]
     else:
-        where = [heads[0] * state.heads + heads[1], at[0], at[1], at[2], 0]
+        where = [heads[0] * state.heads + heads[1], at[0], at[1], at[2], dim]
     return where
 
 

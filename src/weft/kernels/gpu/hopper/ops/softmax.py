@@ -45,6 +45,22 @@ def fast_inverse(x):
 
 
 @gluon.jit
+def online(x, largest, scale2):
+    """(weights of scores x, what sums before them are multiplied by, the largest score so far, in bits, which is taken
+    off). largest: that before; scale2: what makes bits of scores.
+    """
+    new = gl.maximum(largest, gl.max(x, 1) * scale2)
+    safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
+    return gl.exp2(x * scale2 - gl.expand_dims(safe, 1)), gl.exp2(largest - safe), new
+
+
+@gluon.jit
+def times_rows(x, factor):
+    """x (rows, columns) times a number for each row."""
+    return x * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout)), 1)
+
+
+@gluon.jit
 def with_sink(alone, sink, largest):
     """(what sums and their weights are multiplied by, what the sink adds to these, what is taken off scores).
 
