@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.oracle import bounds, boxes, grids
+from weft.kernels.gpu.oracle import bounds, grids
 from weft.kernels.gpu.oracle.backward import row_numbers, subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -249,7 +249,7 @@ def query_gradient(call: Call) -> None:
     """DQ of one term, by boxes, and what its queries' scores subtract. Every group walks every tile of the run."""
     for block in blocks(call):
         if call.spec.boxes:
-            boxes.query_gradient(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            grids.query_gradient(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
             continue
         _check_size(call, block)
         batch, kv_head, head, _ = block.owner
@@ -278,8 +278,7 @@ def key_gradients(call: Call) -> None:
     """DK and DV of one term, or one of them; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
         if call.spec.boxes:
-            meaning = grids.gradients if call.spec.with_dq else boxes.key_gradients
-            meaning(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            grids.gradients(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
             continue
         if call.spec.with_dq or call.spec.makes != "both":
             _gradients_by_boxes(call, block)
