@@ -28,7 +28,16 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import begin_of, keys_of, range_of, row_bounds, run_of, tiles_of, turned
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
+from weft.kernels.gpu.hopper.ops.layouts import (
+    accumulator,
+    boxes,
+    by_rows,
+    exchanged,
+    first_factor,
+    matrix,
+    odd_rows_exchanged,
+    tiles,
+)
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import Claims, TileScheduler, claims
 from weft.kernels.gpu.hopper.ops.stats import ones
@@ -273,19 +282,6 @@ def ask_dq(i, own, state):
     state.ready.wait(i)
     ds = state.ds.index(i & (DS - 1)).permute((1, 0))
     return warpgroup_mma(ds, own.k_dims, none, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def odd_rows_exchanged(x):
-    """x (rows, columns) with the halves of each 32 columns of odd rows exchanged: see `layouts.exchanged`."""
-    ROWS: gl.constexpr = x.type.shape[0]
-    COLUMNS: gl.constexpr = x.type.shape[1]
-    parts = gl.permute(gl.reshape(x, [ROWS, COLUMNS // 32, 2, 16]), (0, 1, 3, 2))
-    low, high = gl.split(parts)
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, low.type.layout)))
-    odd = gl.expand_dims(gl.expand_dims(row & 1, 1), 2) != 0
-    parts = gl.join(gl.where(odd, high, low), gl.where(odd, low, high))
-    return gl.convert_layout(gl.reshape(gl.permute(parts, (0, 1, 3, 2)), [ROWS, COLUMNS]), x.type.layout)
 
 
 @gluon.jit
