@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
+from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.bwd_loads import STATS, load_side, load_stats, rows_of_stats, visit_of
 from weft.kernels.gpu.hopper.bwd_summed import block_of
 from weft.kernels.gpu.hopper.fwd_loads import load_box
@@ -31,6 +32,7 @@ from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
 
+LOW = gl.constexpr(constants.LOW)
 PARTS = gl.constexpr(3)  # of STATS, bfloat16 numbers whose sum is lse, or delta
 
 
@@ -135,20 +137,31 @@ def delta_of(consumer_id: gl.constexpr, block, head, first, state):
 @gluon.jit
 def numbers_of(consumer_id: gl.constexpr, block, head, state):
     """(-lse in bits, -delta) of the consumer's queries, left in memory too."""
-    cfg: gl.constexpr = state.cfg
-    ROWS: gl.constexpr = cfg.rows
-    layout: gl.constexpr = by_rows(STATS, 4)
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    of_x: gl.constexpr = gl.SliceLayout(1, accumulator(cfg.columns))
-    _, _, lse_at, dlse_at, delta_at = state.rows
+    ROWS: gl.constexpr = state.cfg.rows
+    of_rows: gl.constexpr = gl.SliceLayout(1, by_rows(STATS, 4))
     origin, pace = state.scheduler.rows()
     delta = gl.convert_layout(delta_of(consumer_id, block, head, origin + block.start, state), of_rows)
     r = gl.arange(0, ROWS, layout=of_rows) + consumer_id * ROWS
     valid = r < block.height
     token = origin + block.start + gl.minimum(r, block.height - 1) * pace
     number = (block.batch.to(gl.int64) * state.heads + head) * state.length + token
+    return leave_numbers(number, valid, delta, state)
+
+
+@gluon.jit
+def leave_numbers(number, valid, delta, state):
+    """(-lse in bits, -delta) of a consumer's queries, left in memory too. number: of each query among all; valid: which
+    exist.
+    """
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    layout: gl.constexpr = by_rows(STATS, 4)
+    of_x: gl.constexpr = gl.SliceLayout(1, accumulator(cfg.columns))
+    _, _, lse_at, dlse_at, delta_at = state.rows
     lse = gl.load(lse_at + number)
     none = lse == float("-inf")
+    if cfg.axes:
+        none = lse < LOW * state.scale
     if cfg.lse_gradient:
         delta -= gl.where(none, 0.0, gl.load(dlse_at + number))
     if cfg.with_delta:

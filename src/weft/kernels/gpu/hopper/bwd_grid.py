@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu.hopper.bwd_loads import STATS, copy_stats, load_pair, load_side, rows_of_stats
 from weft.kernels.gpu.hopper.bwd_summed import (
     DS,
-    add_tile,
     ask_dk,
     ask_dq,
     ask_scores,
@@ -151,12 +150,18 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
 
 
 @gluon.jit
+def half(i, consumer_id: gl.constexpr):
+    """The number of a consumer's half of the dQ of tile i, in rings that have a stage for either."""
+    return 2 * i + consumer_id
+
+
+@gluon.jit
 def add_dq(i, start, consumer_id: gl.constexpr, own, state):
     """Leave dQ of tile i, unless it comes before a block's first one."""
     if i >= start:
         dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
         state.used.arrive(i)
-        leave_dq(i, dq, consumer_id, state)
+        leave_dq(half(i, consumer_id), dq, consumer_id, state)
 
 
 @gluon.jit
@@ -191,7 +196,7 @@ def add_tiles(i, begin, end, consumer_id: gl.constexpr, own, block, sums, state)
         dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
         dv, dq = warpgroup_mma_wait(1, (dv, dq))
         state.used.arrive(i - 1)
-        leave_dq(i - 1, dq, consumer_id, state)
+        leave_dq(half(i - 1, consumer_id), dq, consumer_id, state)
         dk = warpgroup_mma_wait(0, (dk,))
         state.queries.release(i)
         i, j = i + 1, j + 1
@@ -270,9 +275,10 @@ def grid_consumer(consumer_id: gl.constexpr, state, bounds):
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def grid_adder(state):
-    """As `bwd_summed.adder`."""
+def grid_adder(consumer_id: gl.constexpr, state):
+    """As `bwd_summed.adder`, of one consumer. Where that passes over tiles it is ahead of the other."""
     cfg: gl.constexpr = state.cfg
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
     t = 0
@@ -283,7 +289,12 @@ def grid_adder(state):
         tiles = grid_tiles(scheduler.table, item, cfg)
         for h in range(0, share):
             for j in range(0, tiles.count):
-                add_tile(i, place_in((batch, head + h), tiles.place(j, cfg), 0, state), state)
+                where = place_in((batch, head + h), tiles.place(j, cfg), consumer_id * DIMS, state)
+                state.made.wait(half(i, consumer_id))
+                # the copy adds, see `compile.adding`
+                tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
+                tma.store_wait(0)  # until it has been read
+                state.taken.arrive(half(i, consumer_id))
                 i += 1
         t += 1
         number = state.claims.hear(t, 1)
@@ -298,6 +309,6 @@ def bwd_grid(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg:
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([
         (grid_consumer, (0, state, bounds)), (grid_consumer, (1, state, bounds)), (grid_producer, (state, CHAINED)),
-        (grid_adder, (state,)),
-    ], [4, cfg.producer_warps, 1],
-       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
+        (grid_adder, (0, state)), (grid_adder, (1, state)),
+    ], [4, cfg.producer_warps, 1, 1],
+       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip

@@ -434,11 +434,12 @@ def memory_of(Stats, read, outputs, scheduler, sizes, cfg: gl.constexpr):
     ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
     of_ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
     sums = boxes(outputs[2], CONSUMERS)
+    ADDERS: gl.constexpr = CONSUMERS if cfg.axes else 1  # on grids each consumer has one of its own
     return Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, of_ones, sums, channel(1, 1, CONSUMERS),
         channel(1, 1, CONSUMERS), channel(cfg.stages, cfg.fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
-        ring(1, CONSUMERS), ring(1, 1), scheduler, claims(outputs[3], CONSUMERS + 1), sizes[0], sizes[1], sizes[2],
-        read[0], read[1], read[2], read[3], outputs[2],
+        ring(ADDERS, CONSUMERS // ADDERS), ring(ADDERS, 1), scheduler, claims(outputs[3], CONSUMERS + ADDERS),
+        sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
 
 

@@ -323,7 +323,9 @@ def fwd(inputs, read, outputs, scheduler, sizes, cfg: gl.constexpr):
     COMPUTE: gl.constexpr = cfg.consumer_registers
     LOAD: gl.constexpr = cfg.producer_registers
     if cfg.consumers == 1:
-        gl.warp_specialize([(consumer, (0, state)), (producer, (state,))], [cfg.producer_warps], [LOAD])
+        gl.warp_specialize([
+            (consumer, (0, state)), (grid_producer if cfg.axes else producer, (state,)),
+        ], [cfg.producer_warps], [LOAD])  # fmt: skip
     elif cfg.consumers == 2:
         gl.warp_specialize([
             (consumer, (0, state)), (consumer, (1, state)), (grid_producer if cfg.axes else producer, (state,)),

@@ -137,7 +137,7 @@ class Tables(NamedTuple):
     parts_at: int
 
 
-def _groups(call: Call, tables: Tables) -> Iterator[tuple[Rows, Walk]]:
+def groups_of(call: Call, tables: Tables) -> Iterator[tuple[Rows, Walk]]:
     """The groups of a block that have rows."""
     (words, mine, parts_at), (box, sides) = tables, call.spec.boxes
     rank, groups = len(box), prod(box) // GROUP
@@ -159,7 +159,7 @@ def _groups(call: Call, tables: Tables) -> Iterator[tuple[Rows, Walk]]:
 # ---- forward ---------------------------------------------------------------------------------------------------------
 def attended(call: Call, tables: Tables, owner: Owner) -> None:
     """Out and Lse of a block."""
-    for rows, walk in _groups(call, tables):
+    for rows, walk in groups_of(call, tables):
         _write(call, rows, (owner.batch, owner.head), _attended(call, rows, owner, walk))
 
 
@@ -167,7 +167,7 @@ def _attended(call: Call, rows: Rows, owner: Owner, walk: Walk) -> tuple[Reals, 
     """(out, lse) of a group's rows."""
     batch, kv_head, head, _ = owner
     k_box, v_box = (GridBox(call, name, walk.sides) for name in ("K_near", "V_near"))
-    q = GridBox(call, "Q_near", _own_sides(call)).load((batch, head), rows.first)
+    q = GridBox(call, "Q_near", own_sides(call)).load((batch, head), rows.first)
     sums = SoftMaximum(GROUP, call.spec.dv)
     left = prod(np.maximum(one[:, 1] - one[:, 0], 0) for one in walk.bounds)
     begin, end, below, beyond = walk.seen
@@ -184,7 +184,7 @@ def _attended(call: Call, rows: Rows, owner: Owner, walk: Walk) -> tuple[Reals, 
     return sums.finish(None if sinks is None else float(sinks.load(head)))
 
 
-def _own_sides(call: Call) -> Sizes:
+def own_sides(call: Call) -> Sizes:
     """A group's part of a block of queries: groups share it along its first axes."""
     box = call.spec.boxes[0]
     corners = np.array(np.unravel_index([0, GROUP - 1], box))
@@ -194,10 +194,10 @@ def _own_sides(call: Call) -> Sizes:
 def _write(call: Call, rows: Rows, heads: tuple[int, int], results: tuple[Reals, Reals]) -> None:
     """Out by a descriptor where the kernel has one and all rows of the block exist, else by rows; Lse by rows."""
     out, lse = results
-    box = GridBox(call, "Q_near", _own_sides(call))
+    box = GridBox(call, "Q_near", own_sides(call))
     tokens = np.ravel_multi_index(tuple(rows.at), box.shape)
     if call.spec.boxed and rows.whole:
-        GridBox(call, "Out_near", _own_sides(call)).store(out, heads, rows.first)
+        GridBox(call, "Out_near", own_sides(call)).store(out, heads, rows.first)
     else:
         call.tensor("Out").store(out[rows.exist], *heads, tokens[rows.exist])
     call.flat("Lse").store(lse[rows.exist], numbers_of(call, *heads, tokens[rows.exist]))

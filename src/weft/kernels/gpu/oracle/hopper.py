@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.oracle import bounds, grids
+from weft.kernels.gpu.oracle import bounds, boxes, grids
 from weft.kernels.gpu.oracle.backward import row_numbers, subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -248,6 +248,9 @@ def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tup
 def query_gradient(call: Call) -> None:
     """DQ of one term, by boxes, and what its queries' scores subtract. Every group walks every tile of the run."""
     for block in blocks(call):
+        if call.spec.boxes:
+            boxes.query_gradient(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            continue
         _check_size(call, block)
         batch, kv_head, head, _ = block.owner
         own, (place, lane) = _place(call, block, 0), _place(call, block, 1)
@@ -275,7 +278,8 @@ def key_gradients(call: Call) -> None:
     """DK and DV of one term, or one of them; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
         if call.spec.boxes:
-            grids.gradients(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            meaning = grids.gradients if call.spec.with_dq else boxes.key_gradients
+            meaning(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
             continue
         if call.spec.with_dq or call.spec.makes != "both":
             _gradients_by_boxes(call, block)
