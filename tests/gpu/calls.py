@@ -4,13 +4,14 @@ import numpy as np
 
 import weft
 from weft.planning import families
-from weft.planning.families.hopper import CONFIGS, LISTED, LISTED_FORWARD, SUMMED
+from weft.planning.families.hopper import BOXED, CONFIGS, LISTED, LISTED_FORWARD, SUMMED
 
 from .checked import Call
 
 BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 WIDE = (("forward", families.hopper.WIDE),)
+BOXES = tuple(BOXED.items())
 WIDEST = (("forward", families.hopper.WIDEST), ("dq", families.hopper.APART), ("dkdv", families.hopper.APART))
 HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)
@@ -83,6 +84,13 @@ KERNELS = {
     "by groups, 3-D, strided": grid(
         weft.neighborhood((6, 8, 16), (4, 6, 8), stride=(2, 4, 8)), (6, 8, 16), dims=(128, 128), fixed=WIDE,
         heads=(2, 2), order=(0, 2, 1, 3),
+    ),
+    "by groups, 2-D, D=64": grid(
+        weft.neighborhood((20, 37), (5, 9)), (20, 37), dims=(64, 64), fixed=BOXES, heads=(4, 2), batch=2,
+        options={"lse": True, "sinks": True, "with_delta": True},
+    ),
+    "by groups, 3-D, D=64": grid(
+        weft.neighborhood((6, 9, 18), (4, 5, 8)), (6, 9, 18), dims=(64, 64), fixed=BOXES, heads=(2, 2), batch=2
     ),
     "by groups, 2-D, all gradients": grid(
         weft.neighborhood((20, 37), (5, 9)), (20, 37), dims=(128, 128), fixed=SUMS, heads=(4, 2), options={"free": True}

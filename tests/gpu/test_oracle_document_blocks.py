@@ -163,7 +163,7 @@ def test_programs_have_about_as_much_to_do(make):
     """Of causal documents alike, and of some that are not: none has more than the mean and most of a longest block."""
     for lengths in ([2048] * 4, [512] * 16, [128, 256, 384, 512, 1024, 1536, 2048, 2304]):
         program = make(weft.causal(align="bottom-right"), len(lengths), sum(lengths), heads=(16, 16))
-        last = program.launches[-1]
+        last = [launch for launch in program.launches if not isinstance(launch.spec, str)][-1]
         name = next(slot.name for slot in program.slots if slot.name.endswith("_tables_0"))
         slots = [slot for slot in program.slots if slot.name.startswith("of_") or slot.name.endswith("_bounds")]
         slots.append(replace(program.by_name[name], role="output"))

@@ -41,4 +41,4 @@ def test_a_program_is_made_and_compiled(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     *names, last = done.stdout.splitlines()
     assert len(names) == 3 and all("sink_gradient" in line for line in names)
-    assert last.startswith("weft_fwd_tile_grid2_d64_bf16") and last.endswith("True")
+    assert last.startswith("weft_fwd_hopper_grid2_d64_bf16") and last.endswith("True")

@@ -115,6 +115,18 @@ def test_refusals():
         flash_attn_func(q[None], k[None], v[None], qv=1)
     with pytest.raises(UnsupportedError, match="alibi_slopes"):
         flash_attn_func(q[None], k[None], v[None], alibi_slopes=torch.zeros(1, 4))
+    with pytest.raises(OptionError, match="given by place too"):
+        flash_attn_func(q[None], k[None], v[None], 0.0, dropout_p=0.5)
+    for window in (3, (1, 2, 3), (1.5, 0), "ab"):
+        with pytest.raises(OptionError, match="a window is two integers"):
+            flash_attn_func(q[None], k[None], v[None], window_size=window)
+
+
+def test_longest_documents_may_be_left_out():
+    """Callers that do not know them pass None."""
+    q, k, v = qkv(4, 4)
+    given = (q, k, v, sums([1, 3]), sums([1, 3]))
+    assert torch.equal(flash_attn_varlen_func(*given, None, None), flash_attn_varlen_func(*given, 3, 3))
 
 
 # ---- torch's operators -----------------------------------------------------------------------------------------------

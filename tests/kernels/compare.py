@@ -12,6 +12,7 @@ import torch
 import weft
 from weft.settings import interpreted
 from weft.testing.tolerance import assert_close
+from weft.torch import eager
 
 from . import dense, rounding
 
@@ -59,8 +60,9 @@ def one_kernel():
 
 
 def _forget_gradients():
-    """Programs of gradients are kept by plan and layout, and would be found again."""
+    """Programs of gradients are kept by plan and layout, and by calls, and would be found again."""
     import_module("weft.torch.gpu").bound_backward.cache_clear()
+    eager._calls.clear()
 
 
 @dataclass

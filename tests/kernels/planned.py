@@ -11,7 +11,7 @@ from weft.kernels.gpu.compile import load
 from weft.planning.attention_plan import plan_attention
 from weft.planning.families import hopper
 from weft.planning.problem import Problem
-from weft.torch import bind, gpu
+from weft.torch import bind, eager, gpu
 from weft.torch.operator import Options, modifiers
 
 from .compare import one_kernel
@@ -87,9 +87,10 @@ def launching_nothing():
 
 
 def forget():
-    """Bound programs are kept by plan and layout, and would be found again."""
+    """Bound programs are kept by plan and layout, and in 16 bits by calls, and would be found again."""
     for kept in (gpu.bound_forward, gpu.bound_backward, gpu.bound_sinks, gpu._rows_of):
         kept.cache_clear()
+    eager._calls.clear()
 
 
 def unload():

@@ -17,6 +17,7 @@ from weft.kernels.gpu.ops.loads import scaled
 from weft.kernels.gpu.ops.softmax import Sums
 from weft.kernels.gpu.tile import fwd
 from weft.settings import interpreted
+from weft.torch import eager
 
 from .compare import BACKENDS, Case, check, generator, qkv
 from .planned import forget, unload
@@ -100,6 +101,16 @@ def shown(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
 @triton.jit
 def unasked(C: tl.constexpr, wild, part):
     return part
+
+
+def test_patched_kernels_replace_those_of_earlier_calls():
+    """On a GPU a call in 16 bits keeps its program itself."""
+    case = case_of("window", (0.0, 0.0, 90.0), torch.bfloat16)
+    assert case.weft()["out"].isfinite().all()
+    assert eager._calls
+    assert walks_again(case)
+    assert not eager._calls
+    assert case.weft()["out"].isfinite().all()
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -139,6 +139,17 @@ def test_only_what_a_plan_lists_is_selected(name, aligned, softcap, deterministi
         assert not first or (aligned and softcap is None)
 
 
+@pytest.mark.parametrize("pattern", [weft.random_blocks(64, 2), weft.bigbird(64, 3, 1, 3)], ids=str)
+@pytest.mark.parametrize("card", ["a100", "h200"])
+def test_tiles_under_any_options_have_one_of_the_remainder(pattern, card):
+    """Warp groups walk lists of whole blocks. Under options that they do not have, other kernels do."""
+    plan = plan_attention(pattern, Problem(1, 2, 2, 1024, 1024, 128, 128, "bfloat16", "cuda"), GPUS[card])
+    for direction, under in product(DIRECTIONS, (tile.PLAIN, tile.Under(scores=True), tile.Under(True, True))):
+        for share in plan.unspecialised(direction, under):
+            assert share.plan.blocks is not None and share.plan.of_blocks is not None
+            assert not share.plan.of_blocks.groups
+
+
 def test_warp_groups_that_specialise_are_selected_where_they_are_listed():
     plan = planned(BAND)
     first = next(select.tiles("forward", plan, layout(plan, False), Options(0.125)))

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.planned import results
 
 import weft
-from weft.planning.families.hopper import CONFIGS, SUMMED, WIDE
+from weft.planning.families.hopper import BOXED, SUMMED, WIDE
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check
@@ -44,7 +44,7 @@ CALLS = {
 def found_in(case, order=EAGER, processors=1, backward=False):
     """(names of kernels, results)"""
     with emulated(Way(90, order)) as names:
-        tiling = CONFIGS["forward"] if case.tensors[0].shape[-1] == NARROW[0] else WIDE
+        tiling = BOXED["forward"] if case.tensors[0].shape[-1] == NARROW[0] else WIDE
         sums = (("dkdv", SUMMED),) if tiling == WIDE else ()
         return names, results(case, few(processors), (("forward", tiling), *sums), backward=backward)
 
@@ -55,10 +55,27 @@ def test_right_in_every_order(name):
     """Rows that go again beside rows that do not."""
     case = loud(CALLS[name].case()) if CALLS[name].tokens > 200 else CALLS[name].case()
     names, found = found_in(case)
-    groups = "_4_groups_" if CALLS[name].dims == NARROW else "_2_groups_"
+    groups = "_1_groups_" if CALLS[name].dims == NARROW else "_2_groups_"
     assert any(groups in one and "_box_" in one for one in names)
     check(case, found)
     _, again = found_in(case, ORDERS["late, warps reversed"])
+    assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+def gradients_in(case, order=EAGER, processors=1):
+    """(names of kernels, results), gradients by boxes."""
+    with emulated(Way(90, order)) as names:
+        return names, results(case, few(processors), tuple(BOXED.items()))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.dims == NARROW])
+def test_gradients_in_every_order(name):
+    case = CALLS[name].case()
+    names, found = gradients_in(case)
+    assert {one.partition("_")[0] for one in names if "_1_groups_" in one and "_box_" in one} == set(BOXED)
+    check(case, found)
+    _, again = gradients_in(case, ORDERS["late, warps reversed"], processors=3)
     assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
@@ -78,7 +95,7 @@ def test_heads_beside_tokens(name, by_groups):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.dims != NARROW])
 def test_all_gradients_in_every_order(name):
     """The order of sums is free, so dQ is only to be right."""
     case = replace(CALLS[name].case(), deterministic=False)

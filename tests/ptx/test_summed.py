@@ -15,7 +15,7 @@ from weft.planning.families.hopper import LISTED, SUMMED, SUMMED_NARROW
 from weft.settings import interpreted
 from weft.torch.bind import Bound
 
-from .problems import ORDERS, Call, check
+from .problems import ORDERS, Call, check, unreached
 from .run import Way, emulated
 from .test_group_queries import few
 from .threads import EAGER
@@ -62,6 +62,20 @@ def test_right_in_every_order(name):
     check(case, found)
     _, again = found_in(case, ORDERS["late, warps reversed"])
     check(case, again)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("made", ["softcap", "negative scale", "odd"])
+def test_lists_elsewhere(made):
+    """Other kernels walk lists of whole blocks where warp groups have no place for options or tensors."""
+    case = Call(weft.random_blocks(64, 2), 192, WIDE, heads=(2, 1)).case()
+    case = unreached(case, made) if made == "odd" else case
+    case.options = {"softcap": {"softcap": 2.0}, "negative scale": {"scale": -0.1}}.get(made, {})
+    case.deterministic = False
+    with emulated(Way(90)) as names:
+        found = results(case, few(1))
+    assert names and not any("_groups_" in one for one in names)
+    check(case, found)
 
 
 @pytest.mark.more

@@ -176,6 +176,14 @@ def test_any_lengths(lengths, name, option, seed):
     check(queries, keys, pattern, OPTIONS[option], seed=seed)
 
 
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("keys", [[1], [0], [3, 0, 9]], ids=str)
+def test_no_document_has_queries(keys, option):
+    """Results are empty, and gradients of keys and values are 0."""
+    for name in ("causal", "a list"):  # all documents in one plan, and one by one
+        check([0] * len(keys), keys, ALIGNED[name][0], OPTIONS[option])
+
+
 def dense_documents(tensors, queries, keys, window):
     """Out and gradients under causal windows aligned last to last, document by document, in float64."""
     leaves = [x.clone().requires_grad_() for x in tensors]

@@ -37,7 +37,8 @@ def test_it_compiles(direction, target):
 @pytest.mark.parametrize("program", sample([of_groups, gradients_of], of_groups))
 def test_tables_of_warp_groups(program):
     """Both kernels of tables spill nothing, and what reads them is as the kernel that reads the host's tables."""
-    *made, last = program(weft.causal(align="bottom-right"), 64, 65536).launches
+    launches = program(weft.causal(align="bottom-right"), 64, 65536).launches
+    *made, last = [launch for launch in launches if not isinstance(launch.spec, str)]
     assert [launch.pdl for launch in made[:2]] == [False, True]
     for launch in made[:2]:
         assert resources(compiler.compile_for(launch.kernel, TARGETS["sm_90"]), "sm_90").spilled == 0

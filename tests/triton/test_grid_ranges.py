@@ -10,7 +10,7 @@ from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.consumer_ranges import GROUP
 from weft.kernels.gpu.tables.grid_ranges import BITS, RANGE, in_slabs
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import CONFIGS, SUMMED, WIDE
+from weft.planning.families.hopper import BOXED, CONFIGS, SUMMED, WIDE
 from weft.planning.problem import Problem
 from weft.target import GPUS
 
@@ -24,7 +24,7 @@ GRIDS = [
 
 def plan_of(pattern, tokens, groups=2):
     """(problem, plan)"""
-    wide, forward = (128, WIDE) if groups == 2 else (64, CONFIGS["forward"])
+    wide, forward = {1: (64, BOXED["forward"]), 2: (128, WIDE), 4: (64, CONFIGS["forward"])}[groups]
     problem = Problem(1, 1, 1, tokens, tokens, wide, wide, "bfloat16", "cuda")
     return problem, plan_attention(pattern, problem, GPUS["h200"], (("forward", forward), ("dkdv", SUMMED)))
 
@@ -46,7 +46,7 @@ def box_tokens(first, box, shape):
     return np.ravel_multi_index(tuple(np.clip(at, 0, np.array(shape)[:, None] - 1)), shape), there
 
 
-@pytest.mark.parametrize("transposed, groups", [(False, 2), (True, 2), (False, 4)])
+@pytest.mark.parametrize("transposed, groups", [(False, 1), (False, 2), (True, 2), (False, 4)])
 @pytest.mark.parametrize("shape, size, more", GRIDS, ids=str)
 def test_tiles_are_those_that_rows_see(shape, size, more, transposed, groups):
     """Every pair is in one tile of its group, and whole tiles have no other pair."""

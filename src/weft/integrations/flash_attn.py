@@ -62,10 +62,10 @@ def flash_attn_varlen_func(  # noqa: PLR0913 - as flash-attn's
     given, asked = _options("flash_attn_varlen_func", (*FUNCTION, "block_table"), args, options)
     if asked.get("block_table") is not None:
         k, v = k.transpose(1, 2), v.transpose(1, 2)
+    most_q, most_k = (None if most is None else int(most) for most in (max_seqlen_q, max_seqlen_k))
     found = varlen_attention(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, _pattern(asked), max_seqlen_q=int(max_seqlen_q),
-        max_seqlen_k=int(max_seqlen_k), dropout=asked.get("dropout_p") or 0,
-        block_table=asked.get("block_table"), **given,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, _pattern(asked), max_seqlen_q=most_q, max_seqlen_k=most_k,
+        dropout=asked.get("dropout_p") or 0, block_table=asked.get("block_table"), **given,
     )  # fmt: skip
     if not given["return_lse"]:
         return found
@@ -98,6 +98,10 @@ def _options(function: str, names: tuple[str, ...], args: Any, options: Any) -> 
     if wrong or len(args) > len(names):
         said = f"{wrong[0]}=..." if wrong else f"{len(args)} options by place"
         raise OptionError(f"{function}({said})", "flash-attn's function has no such option", f"use {', '.join(names)}")
+    twice = [name for name in names[: len(args)] if name in options]
+    if twice:
+        raise OptionError(f"{function}({twice[0]}=...)", "it is given by place too", f"pass {twice[0]} once")
+    _check_window(function, asked.get("window_size"))
     given = {
         "scale": asked.get("softmax_scale"),
         "softcap": asked.get("softcap") or None,
@@ -106,6 +110,16 @@ def _options(function: str, names: tuple[str, ...], args: Any, options: Any) -> 
         "return_lse": bool(asked.get("return_attn_probs")),
     }
     return given, asked
+
+
+def _check_window(function: str, window: Any) -> None:
+    """Raise OptionError unless it is a pair of integers, or None for no window."""
+    pair = isinstance(window, (tuple, list)) and len(window) == 2
+    if window is not None and not (pair and all(side is None or hasattr(side, "__index__") for side in window)):
+        raise OptionError(
+            f"{function}(window_size={window!r})", "a window is two integers, tokens to the left and to the right",
+            "pass window_size=(left, right), with -1 for no limit on a side",
+        )  # fmt: skip
 
 
 def _slopes(function: str, slopes: Tensor | None) -> Tensor | None:

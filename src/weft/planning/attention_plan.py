@@ -128,7 +128,12 @@ class AttentionPlan:
     @cached_property
     def summing(self) -> tuple[Share, ...]:
         """Tiles of keys for a backward in one kernel, be it chosen or asked for in spite of what is predicted."""
-        return self.in_one or self._planned("dkdv", [share.plan.acsr.without_blind() for share in self.transposed])
+        if self.in_one:
+            return self.in_one
+        found = self._planned("dkdv", [share.plan.acsr.without_blind() for share in self.transposed])
+        by_boxes = any(share.plan.tiling in hopper.BOXED.values() for share in found)
+        # what warp groups mask on grids has more coordinates than kernels of tiles have places for
+        return unspecialised("dkdv", found, self.problem, self.target) if by_boxes else found
 
     @property
     def sums_by_groups(self) -> bool:

@@ -119,4 +119,8 @@ def unspecialised(
     if not specialised and narrow is None:
         return shares
     tiling = narrow or tile.usual(direction, problem, rank, target)
-    return tuple(replace(share, plan=plan_for_device(share.plan.acsr, problem, target, tiling)) for share in shares)
+    plans = (plan_for_device(share.plan.acsr, problem, target, tiling) for share in shares)
+    return tuple(
+        replace(share, plan=_with_blocks(direction, plan, problem, target))
+        for share, plan in zip(shares, plans, strict=True)
+    )

@@ -107,7 +107,8 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     if work.queries and _asks_for_places(given):
         return _in_rows((q, k, v), work, given)
     # one plan counts distances from the first query and the first key of all
-    whole = work.whole if work.queries == work.keys or options.get("alibi_slopes") is None else None
+    unlike = any(work.queries) and work.queries != work.keys
+    whole = None if unlike and options.get("alibi_slopes") is not None else work.whole
     if whole is not None:
         return attention(q, k, v, whole, layout="thd", **given)
     return _one_by_one((q, k, v), work, given)
@@ -292,8 +293,11 @@ def check_aligned(pattern: Pattern, same: bool) -> None:
 
 
 def _whole(pattern: Pattern, queries: Any, keys: Any, same: bool) -> Pattern | None:
-    """All documents as one pattern: documents(...) & pattern where that is the same, else intervals of keys."""
-    if not queries.size:
+    """All documents as one pattern: documents(...) & pattern where that is the same, else intervals of keys.
+
+    There is one wherever no document has queries.
+    """
+    if not queries.any():
         return packed(pattern, queries, keys)
     if same and _by_distance(pattern):
         return documents(queries) & pattern

@@ -119,7 +119,7 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "sparse_keys":
         return tuple(x for x in walk_names(OF_SPARSE) if x != ADDED_BOX), (ADDED_BOX,)
-    if spec.groups and spec.of_keys and (spec.with_dq or spec.makes != "both"):
+    if spec.groups and spec.of_keys and (spec.with_dq or spec.makes != "both" or spec.boxes):
         return walk_names(OF_KEYS), walk_names(OF_SUMS) if spec.with_dq else ()
     if spec.groups and spec.direction == "dq":
         return walk_names(OF_QUERIES), ()

@@ -69,6 +69,7 @@ class KernelSpec(Strided):
     more: bool = False  # one term, and in the same loop one run of full tiles of others after its own
     whole: bool = False  # every column of a box on a grid exists
     boxes: tuple[tuple[int, ...], ...] = ()  # of queries and of keys, where a Hopper kernel walks a grid
+    one_across: bool = False  # there: no block walks two tiles along the last axis
     grouped: bool = False  # query heads share keys, so "dkdv" walks several of them
     split: bool = False  # several items add to the same rows, in no fixed order
     with_dq: bool = False  # "dkdv" adds to dQ too, in float32, from the zeros that "delta" leaves

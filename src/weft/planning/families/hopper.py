@@ -29,7 +29,6 @@ OF_GRIDS = (CONFIGS["forward"], WIDE)
 # Of lists of whole blocks, at D=128: all gradients in one walk, and the forward. Two programs are side by side.
 LISTED, LISTED_FORWARD = Tiling(64, 64, 4, 1, 128, True, 1), Tiling(64, 64, 4, 2, 128, False, 1)
 LISTS = (LISTED, LISTED_FORWARD)
-AS_TILES = 0.57  # block_list_64 on an H200: 1.374 ms predicted, 2.415 ms taken
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
@@ -39,12 +38,22 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(129, 256), "float16", WIDEST),
 )
 APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dQ, dV and dK at D=256, each in a launch of its own
+# On grids at D=64: the forward, dQ, and dK and dV together. A program computes one box, and three are side by side.
+BOXED: dict[Direction, Tiling] = {
+    "forward": Tiling(64, 64, 4, 3, 80, False, 1), "dq": Tiling(64, 64, 4, 2, 80, True, 1),
+    "dkdv": Tiling(64, 32, 4, 3, 80, True, 1),
+}  # fmt: skip
+# What configurations take of what is predicted. Tiles of lists are predicted by the rates of several terms, and took
+# more where both were timed (block_list_64: 1.374 ms predicted, 2.415 ms taken); so lists are weighed as they are.
+# Boxes have the rates of wider blocks (na2d_64x64_k7: 0.037 ms predicted, 0.058 ms taken).
+TAKEN = {LISTED_FORWARD: 0.57, BOXED["forward"]: 1.57}
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
 SUMS = {SUMMED: 225_440, SUMMED_NARROW: 229_536, LISTED: 107_548}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dq": 1, "dkdv": 1}
+REGISTERS = 1 << 16  # of a processor
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
@@ -54,8 +63,8 @@ def has_row_bounds(tiling: Tiling, rank: int = 1) -> bool:
 
 
 def resident(tiling: Tiling) -> int:
-    """Programs of warp groups that a processor runs side by side."""
-    return 2 if tiling in LISTS else 1
+    """Programs of warp groups that a processor runs side by side, as registers allow: one group more loads."""
+    return max(1, REGISTERS // (128 * (tiling.groups + 1) * tiling.registers))
 
 
 def sums_of(problem: Problem) -> Tiling:
@@ -106,7 +115,7 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
     named: a configuration that a call asks for, which may be one of `NAMED`.
     """
-    config = config_of(asked.direction, asked.problem, asked.gpu)
+    config = _config(asked)
     if named is not None and named in of_names(asked.direction, asked.problem, asked.gpu):
         config = named
     if named in (None, LISTED_FORWARD) and asked.direction == "forward" and not no_list(asked):
@@ -130,9 +139,11 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if asked.direction != "forward" or config not in OF_GRIDS or asked.problem.dtype != "bfloat16":
+    if config not in (*OF_GRIDS, *BOXED.values()) or (
+        asked.direction == "forward" and asked.problem.dtype != "bfloat16"
+    ):
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
-        return f"its kernels of grids are forwards at D={CONFIGS_AT} and {WIDE_AT} in bfloat16"
+        return f"its forwards of grids are at D={CONFIGS_AT} and {WIDE_AT} in bfloat16, gradients at D={CONFIGS_AT}"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
 
 
@@ -149,30 +160,38 @@ def _no_boxes(asked: Pass, plan: TilePlan) -> str:
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
     """The one of the direction."""
-    config = config_of(asked.direction, asked.problem, asked.gpu)
+    config = _config(asked)
     if asked.direction == "forward" and not no_list(asked):
         config = LISTED_FORWARD
     assert config is not None, "reasons_against comes before"
     yield asked.alike(config).ways
+    if config == BOXED["forward"]:  # blocks of four boxes read less, where these see much
+        yield asked.alike(CONFIGS["forward"]).ways
 
 
 def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
     """What a configuration is predicted to take."""
-    return OfLists(asked, config) if config[0][0] == LISTED_FORWARD else Tiled(asked, config)
+    return Weighed(asked, config) if config[0][0] in TAKEN else Tiled(asked, config)
 
 
 @dataclass(frozen=True, eq=False)
-class OfLists(Tiled):
-    """A forward of a list. Tiles of lists are predicted by the rates of several terms, and took 1 / AS_TILES of that
-    where both were timed. So this is weighed as they are.
-    """
+class Weighed(Tiled):
+    """A configuration whose prediction is off by what TAKEN says. It is weighed by what it takes."""
 
     @property
     def compared(self) -> float:
-        return AS_TILES * self.seconds
+        return TAKEN[self.tilings[0]] * self.seconds
 
 
 # ---- what decides ----------------------------------------------------------------------------------------------------
+def _config(asked: Pass) -> Tiling | None:
+    """The configuration of what is asked; None where a card has no such kernel for tensors of these sizes."""
+    problem, gpu = asked.problem, asked.gpu
+    if asked.rank > 1 and problem.d == CONFIGS_AT and not _no_kernel("forward", problem, gpu):
+        return BOXED[asked.direction]
+    return config_of(asked.direction, problem, gpu)
+
+
 def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     if _no_kernel(direction, problem, gpu):

@@ -19,7 +19,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS, load_side, load_stats, visit_of
+from weft.kernels.gpu import constants
+from weft.kernels.gpu.hopper.bwd_loads import STATS, load_side, load_stats, rows_of_stats, visit_of
 from weft.kernels.gpu.hopper.bwd_summed import block_of
 from weft.kernels.gpu.hopper.fwd_loads import load_box
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
@@ -28,9 +29,10 @@ from weft.kernels.gpu.hopper.ops.channel import Channel, channel
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_columns
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
+from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
 
+LOW = gl.constexpr(constants.LOW)
 PARTS = gl.constexpr(3)  # of STATS, bfloat16 numbers whose sum is lse, or delta
 
 
@@ -75,12 +77,9 @@ def producer(state, CHAINED: gl.constexpr):
     cfg: gl.constexpr = state.cfg
     OF_QUERIES: gl.constexpr = cfg.makes == "dq"
     of_g = state.of_g
-    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
-    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
-    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    r, numbers = rows_of_stats(cfg)
     scheduler = state.scheduler
-    here = scheduler.part()
-    origin, step = gl.load(here), gl.load(here + PART)
+    origin, step = scheduler.walked_rows()
     i = 0
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
@@ -96,7 +95,7 @@ def producer(state, CHAINED: gl.constexpr):
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats
         for h in range(0, share):
-            row = (batch.to(gl.int64) * state.heads + walked + h) * state.length + origin + visit.first
+            row = visit.number(h, origin, state)
             for j in range(0, tiles_of(run.count, cfg.columns)):
                 where = [batch, walked + h, run.place + j * cfg.columns, run.lane, 0]
                 load_box(i, state.s_box, state.s, state.of_s, where)
@@ -138,20 +137,31 @@ def delta_of(consumer_id: gl.constexpr, block, head, first, state):
 @gluon.jit
 def numbers_of(consumer_id: gl.constexpr, block, head, state):
     """(-lse in bits, -delta) of the consumer's queries, left in memory too."""
-    cfg: gl.constexpr = state.cfg
-    ROWS: gl.constexpr = cfg.rows
-    layout: gl.constexpr = by_rows(STATS, 4)
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    of_x: gl.constexpr = gl.SliceLayout(1, accumulator(cfg.columns))
-    _, _, lse_at, dlse_at, delta_at = state.rows
+    ROWS: gl.constexpr = state.cfg.rows
+    of_rows: gl.constexpr = gl.SliceLayout(1, by_rows(STATS, 4))
     origin, pace = state.scheduler.rows()
     delta = gl.convert_layout(delta_of(consumer_id, block, head, origin + block.start, state), of_rows)
     r = gl.arange(0, ROWS, layout=of_rows) + consumer_id * ROWS
     valid = r < block.height
     token = origin + block.start + gl.minimum(r, block.height - 1) * pace
     number = (block.batch.to(gl.int64) * state.heads + head) * state.length + token
+    return leave_numbers(number, valid, delta, state)
+
+
+@gluon.jit
+def leave_numbers(number, valid, delta, state):
+    """(-lse in bits, -delta) of a consumer's queries, left in memory too. number: of each query among all; valid: which
+    exist.
+    """
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    layout: gl.constexpr = by_rows(STATS, 4)
+    of_x: gl.constexpr = gl.SliceLayout(1, accumulator(cfg.columns))
+    _, _, lse_at, dlse_at, delta_at = state.rows
     lse = gl.load(lse_at + number)
     none = lse == float("-inf")
+    if cfg.axes:
+        none = lse < LOW * state.scale
     if cfg.lse_gradient:
         delta -= gl.where(none, 0.0, gl.load(dlse_at + number))
     if cfg.with_delta:
@@ -280,8 +290,7 @@ def bwd_apart(rows, read, grad, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl
     own_g = own_s if cfg.makes == "dv" else boxes(read[1], 1)
     s, g = boxes(read[2], cfg.query_stages), boxes(read[3], cfg.stages)
     stats = s if cfg.makes == "dq" else tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
-    # of what comes by descriptors, and of each thread that brings stats
-    fills: gl.constexpr = 1 if cfg.makes == "dq" else 1 + LANES * cfg.producer_warps
+    fills: gl.constexpr = 1 if cfg.makes == "dq" else cfg.fills
     state = Apart(
         cfg, grad, rows[0], rows, own_s, own_g, s, g, stats, channel(1, 1, CONSUMERS), channel(1, 1, CONSUMERS),
         channel(cfg.query_stages, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), scheduler, sizes[0], sizes[1],

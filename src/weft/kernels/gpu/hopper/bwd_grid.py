@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu.hopper.bwd_loads import STATS, copy_stats, load_pair, load_side
+from weft.kernels.gpu.hopper.bwd_loads import STATS, copy_stats, load_pair, load_side, rows_of_stats
 from weft.kernels.gpu.hopper.bwd_summed import (
     DS,
     ask_dk,
@@ -60,9 +60,7 @@ def load_queries(i, at, heads, stats, rows, state):
 def grid_producer(state, CHAINED: gl.constexpr):
     """As `bwd_summed.producer`."""
     cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
-    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
-    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    r, numbers = rows_of_stats(cfg)
     scheduler = state.scheduler
     i = 0
     t = 0

@@ -14,12 +14,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
-from weft.kernels.gpu.hopper.bwd_loads import LANES, load_pair, load_side, visit_of
-from weft.kernels.gpu.hopper.bwd_summed import Summed, leave_part
+from weft.kernels.gpu.hopper.bwd_loads import load_pair, load_side, visit_of
+from weft.kernels.gpu.hopper.bwd_summed import Summed, add_tile, leave_part
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
@@ -70,8 +70,7 @@ def producer(state, CHAINED: gl.constexpr):
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
         for h in range(0, visit.share):
-            row = (visit.batch.to(gl.int64) * state.heads + visit.head + h) * state.length + origin + visit.first
-            at = (visit.batch, visit.head + h, state.Stats + row * PAIR)
+            at = (visit.batch, visit.head + h, state.Stats + visit.number(h, origin, state) * PAIR)
             for j in range(0, n):
                 load_queries(i, j, at, visit.run, (r, step), state)
                 if (h | j) == 0:
@@ -184,7 +183,6 @@ def consumer(state):
 def adder(state):
     """Add what the consumer leaves of dQ to memory."""
     cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // PARTS
     scheduler = state.scheduler
     i = 0
     block = 0
@@ -196,13 +194,7 @@ def adder(state):
         for h in range(0, share):
             for j in range(0, tiles_of(run.count, cfg.columns)):
                 place, _ = tile_at(scheduler.table, j, run, cfg)
-                state.made.wait(i)
-                for part in gl.static_range(PARTS):
-                    where = [batch, head + h, place, run.lane, part * DIMS]
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(part))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
+                add_tile(i, [batch, head + h, place, run.lane], state)
                 i += 1
         block += 1
         number = state.claims.hear(block, 1)
@@ -217,10 +209,9 @@ def bwd_lists(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg
     stats = gl.allocate_shared_memory(gl.float32, [cfg.stages * PAIR, cfg.columns], flat(1))
     ds = tiles(q.dtype, 1, cfg.rows, cfg.columns)
     sums = boxes(outputs[2], PARTS)
-    fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, 0, sums, channel(1, 1, 1), channel(1, 1, 1),
-        channel(cfg.stages, fills, 1), ring(1, 1), 0, ring(1, 1), ring(1, 1), scheduler, claims(outputs[3], 2),
+        channel(cfg.stages, cfg.fills, 1), ring(1, 1), 0, ring(1, 1), ring(1, 1), scheduler, claims(outputs[3], 2),
         sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 1)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import Run, keys_of, place_of, run_of
-
-STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
-LANES = gl.constexpr(32)
+from weft.kernels.gpu.hopper.ops.layouts import by_rows, sides
+from weft.kernels.gpu.hopper.ops.stats import STATS
 
 
 @aggregate
@@ -32,6 +29,11 @@ class Visit:
     run: Run
     first: gl.tensor
 
+    @gluon.jit
+    def number(self, h, origin, state):
+        """The number among all queries of the first that is walked, of the h-th head that shares the block's keys."""
+        return (self.batch.to(gl.int64) * state.heads + self.head + h) * state.length + origin + self.first
+
 
 @gluon.jit
 def visit_of(number, scheduler):
@@ -48,11 +50,17 @@ def visit_of(number, scheduler):
 def load_pair(i, where, state):
     """Ask for a tile of queries and of dO as tile i of the ring."""
     queries = state.queries
-    stage = queries.stage(i)
     queries.acquire(i)
     queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
-    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
+    queries.copy(i, state.q_box, where, state.q, queries.stage(i))
+    queries.copy(i, state.do_box, where, state.do, queries.stage(i))
+
+
+@gluon.jit
+def rows_of_stats(cfg: gl.constexpr):
+    """The rows of a tile, and the numbers of one, as a producer's threads ask for them."""
+    r, numbers = sides(cfg.columns, STATS, by_rows(STATS, cfg.producer_warps))
+    return r, gl.expand_dims(numbers, 0)
 
 
 @gluon.jit
@@ -73,6 +81,4 @@ def copy_stats(to, at, row, numbers):
 @gluon.jit
 def load_side(t, where, side, box, to):
     """Ask for the keys of block t, or for their values, once those of the block before are not read any more."""
-    side.acquire(t)
-    side.expect(t, box.block_type.nbytes)
-    tma.async_copy_global_to_shared(box, where, side.full.index(0), to.index(0))
+    side.load(t, box, where, to)

@@ -21,7 +21,6 @@ from weft.kernels.gpu.hopper.bwd_fused_loads import HeadBoxes
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.channel import Channel, channel
 from weft.kernels.gpu.hopper.ops.layouts import (
-    LANES,
     WARPS,
     accumulator,
     boxes,
@@ -318,7 +317,7 @@ def bwd_sparse_keys(read, rows, Partial, sizes, table, scale, cfg: gl.constexpr)
     dq, ds = boxes(read[2], STAGES), boxes(read[2], CONSUMERS * TILES)
     k, v = boxes(read[3], TILES), boxes(read[4], TILES)
     stats = gl.allocate_shared_memory(gl.float32, [2 * STAGES, cfg.rows], flat(1))
-    queries = channel(STAGES, 1 + LANES * cfg.producer_warps, 1)  # full: the boxes, and each thread's copies of numbers
+    queries = channel(STAGES, cfg.fills, 1)
     keys = channel(1, 1, CONSUMERS)
     state = SparseKeys(
         cfg, read[2], q, do, dq, stats, ds, k, v, queries, sizes, table, scale, Partial, keys, read[0], read[1],

@@ -23,14 +23,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu.hopper.bwd_loads import LANES, STATS, load_pair, load_side, load_stats, visit_of
+from weft.kernels.gpu.hopper.bwd_loads import STATS, load_pair, load_side, load_stats, rows_of_stats, visit_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import begin_of, keys_of, range_of, row_bounds, run_of, tiles_of, turned
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.scheduler import PART, Claims, TileScheduler, claims
+from weft.kernels.gpu.hopper.ops.scheduler import Claims, TileScheduler, claims
+from weft.kernels.gpu.hopper.ops.stats import ones
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
 DS = gl.constexpr(2)  # tiles of what dQ is made of
@@ -97,12 +98,9 @@ def load_queries(i, j, at, run, rows, state):
 def producer(state, CHAINED: gl.constexpr):
     """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys."""
     cfg: gl.constexpr = state.cfg
-    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
-    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
-    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    r, numbers = rows_of_stats(cfg)
     scheduler, keys = state.scheduler, state.keys
-    here = scheduler.part()
-    origin, step = gl.load(here), gl.load(here + PART)
+    origin, step = scheduler.walked_rows()
     i = 0
     t = 0
     number = gl.program_id(0)
@@ -117,8 +115,7 @@ def producer(state, CHAINED: gl.constexpr):
         n = tiles_of(run.count, cfg.columns)
         begin = begin_of(visit.start, visit.first, run.count, cfg.columns)
         for h in range(0, visit.share):
-            row = (visit.batch.to(gl.int64) * state.heads + visit.head + h) * state.length + origin + visit.first
-            at = (visit.batch, visit.head + h, state.Stats + row * STATS)
+            at = (visit.batch, visit.head + h, state.Stats + visit.number(h, origin, state) * STATS)
             for j in range(0, n):
                 load_queries(i, turned(begin + j, n), at, run, (r, numbers, step), state)
                 i += 1
@@ -346,10 +343,8 @@ def leave_ones(consumer_id: gl.constexpr, state):
     """Leave in shared memory what adds the numbers of lse, or of delta, to a product, for the consumer alone."""
     cfg: gl.constexpr = state.cfg
     layout: gl.constexpr = by_rows(STATS, 4)
-    stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
-    every = gl.expand_dims(gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)), 1) >= 0
-    state.ones.index(2 * consumer_id).store(gl.where((stat < STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
-    state.ones.index(2 * consumer_id + 1).store(gl.where((stat >= STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    state.ones.index(2 * consumer_id).store(ones(cfg.rows, False, layout))
+    state.ones.index(2 * consumer_id + 1).store(ones(cfg.rows, True, layout))
     fence_async_shared()
     debug_barrier()  # of its warps
 
@@ -392,10 +387,22 @@ def consumer(consumer_id: gl.constexpr, state):
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
 @gluon.jit
+def add_tile(i, where, state):
+    """Have the dQ of tile i of the ring added to memory, once all parts of it were left. where: its box."""
+    PARTS: gl.constexpr = state.sums.shape[0]
+    DIMS: gl.constexpr = state.cfg.width // PARTS
+    state.made.wait(i)
+    for part in gl.static_range(PARTS):
+        box = [where[0], where[1], where[2], where[3], part * DIMS]
+        tma.async_copy_shared_to_global(state.dq_box, box, state.sums.index(part))  # it adds, see `compile.adding`
+    tma.store_wait(0)  # until it has been read
+    state.taken.arrive(i)
+
+
+@gluon.jit
 def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
     t = 0
@@ -409,14 +416,8 @@ def adder(state):
         begin = begin_of(gl.load(item), first, run.count, cfg.columns)
         for h in range(0, share):
             for j in range(0, n):
-                state.made.wait(i)
                 place = run.place + turned(begin + j, n) * cfg.columns
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, place, run.lane, consumer_id * DIMS]
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
+                add_tile(i, [batch, head + h, place, run.lane], state)
                 i += 1
         t += 1
         number = state.claims.hear(t, 1)
@@ -431,13 +432,12 @@ def memory_of(Stats, read, outputs, scheduler, sizes, cfg: gl.constexpr):
     q, do = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
     stats = tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
     ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
-    ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
+    of_ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
     sums = boxes(outputs[2], CONSUMERS)
     ADDERS: gl.constexpr = CONSUMERS if cfg.axes else 1  # on grids each consumer has one of its own
-    fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     return Summed(
-        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
-        channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
+        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, of_ones, sums, channel(1, 1, CONSUMERS),
+        channel(1, 1, CONSUMERS), channel(cfg.stages, cfg.fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
         ring(ADDERS, CONSUMERS // ADDERS), ring(ADDERS, 1), scheduler, claims(outputs[3], CONSUMERS + ADDERS),
         sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip

@@ -20,7 +20,7 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results leave registers.
+    query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results lie where it lay.
     makes: of dQ, dK and dV, one alone where a launch makes each.
     key_stages: of a backward's ring of keys alone, 0: `stages`. row_max: what a forward takes off scores; "none": 0.
     "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the
@@ -29,8 +29,8 @@ class Config:
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
     are, and runs may begin before token 0. box, tile_box: on a grid, those of a block's rows and of a tile.
-    batch_by_places: beside three axes batch rows are one with the first axis, instead of with heads. listed: a run is a
-    list of tiles, all of which a block sees whole.
+    one_across: no block walks two tiles along the last axis. batch_by_places: beside three axes batch rows are one with
+    the first axis, instead of with heads. listed: a run is a list of tiles, all of which a block sees whole.
     """
 
     d: int
@@ -58,6 +58,7 @@ class Config:
     listed: bool = False
     box: tuple[int, ...] = ()
     tile_box: tuple[int, ...] = ()
+    one_across: bool = False
     batch_by_places: bool = False
 
     @property
@@ -86,6 +87,11 @@ class Config:
         return self.key_stages or self.stages
 
     @property
+    def fills(self) -> int:
+        """Arrivals at a stage that is filled by descriptors and by each thread of the producer."""
+        return 1 + 32 * self.producer_warps
+
+    @property
     def least(self) -> float:
         """The least sum of weights that a forward's row may have. With "first" one weight is 1, mostly."""
         return LEAST if self.row_max == "none" else LEAST_OF_FIRST
@@ -100,7 +106,7 @@ LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose dig
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # Of forwards: (registers of a thread that computes, of one that loads), by the wider head dimension, padded, and the
 # number of consumers. The first group has what the others leave of the launch's.
-FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
+FORWARDS = {(64, 4): (112, 24), (64, 1): (240, 24), (128, 2): (240, 24), (128, 1): (240, 24), (256, 2): (240, 24)}
 # The same, where shared memory has no room for two blocks of queries: stages of queries and of keys.
 CROWDED = {256: (1, 3)}
 # Of tiles of dO, or of V, where gradients have a launch each: beside two factors that stay there is room for one.
@@ -124,12 +130,26 @@ def _key_gradients(spec: KernelSpec) -> Config:
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
             listed=spec.rank == 0, **_boxed(spec),
         )  # fmt: skip
+    if spec.boxes:
+        return _boxes(spec, "both")
     if spec.makes != "both":
         return _apart(spec, spec.makes)
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4, consumer_registers=224, producer_registers=56,
     )  # fmt: skip
+
+
+def _boxes(spec: KernelSpec, makes: str) -> Config:
+    return Config(
+        spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
+        producer_warps=1, consumer_registers=240, producer_registers=24, makes=makes, lse_gradient=spec.lse_gradient,
+        with_delta=makes == "dq" and spec.leaves_delta, **_boxed(spec),
+    )  # fmt: skip
+
+
+def _query_gradients(spec: KernelSpec) -> Config:
+    return _boxes(spec, "dq") if spec.boxes else _apart(spec)
 
 
 def _apart(spec: KernelSpec, makes: str = "dq") -> Config:
@@ -172,10 +192,12 @@ def _forward(spec: KernelSpec) -> Config:
 def _boxed(spec: KernelSpec) -> dict[str, Any]:
     """What is said of a grid."""
     box, tile_box = spec.boxes or ((), ())
-    return {"box": box, "tile_box": tile_box, "batch_by_places": spec.batch_by_places}
+    return {
+        "box": box, "tile_box": tile_box, "one_across": spec.one_across, "batch_by_places": spec.batch_by_places,
+    }  # fmt: skip
 
 
 OF_DIRECTION = {
-    "forward": _forward, "dq": _apart, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "forward": _forward, "dq": _query_gradients, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
     "reduce_partials": _sparse_keys,
 }  # fmt: skip

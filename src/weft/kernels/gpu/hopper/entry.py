@@ -42,6 +42,8 @@ def imports(spec: KernelSpec) -> str:
 def _function(spec: KernelSpec) -> tuple[str, str]:
     """(module, function) of a kernel."""
     apart = ("bwd_apart",) * 2 if spec.makes != "both" else FUNCTIONS[spec.direction]
+    if spec.boxes and spec.direction != "forward":
+        apart = ("bwd_boxes",) * 2
     module, function = (_of_sums(spec),) * 2 if spec.with_dq else apart
     return module, f"{function}_short" if spec.short else function
 
@@ -83,7 +85,9 @@ def _scheduler(spec: KernelSpec) -> str:
 def _query_gradient(spec: KernelSpec) -> Iterator[str]:
     lse_gradient, delta = ("DLse" if spec.lse_gradient else "Lse"), ("Delta" if spec.leaves_delta else "Lse")
     yield _scheduler(spec)
-    yield f"bwd_apart((Stats, out, Lse, {lse_gradient}, {delta}), ({', '.join(walk_names(OF_QUERIES))}), dq, scheduler,"
+    grad = "(dq,)" if spec.boxes else "dq"
+    yield f"{_function(spec)[1]}((Stats, out, Lse, {lse_gradient}, {delta}), ({', '.join(walk_names(OF_QUERIES))}),"
+    yield f"    {grad}, scheduler,"
     yield "    (all_heads, my_length, scale), CHAINED=False, cfg=CONFIG,"
     yield ")"
 
@@ -97,8 +101,9 @@ def _key_gradients(spec: KernelSpec) -> Iterator[str]:
         yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
         yield ")"
         return
-    if spec.makes != "both":
-        yield f"bwd_apart((Stats,), ({', '.join(walk_names(OF_KEYS))}), d{spec.makes[1]}, scheduler,"
+    if spec.makes != "both" or spec.boxes:
+        grad = "(dk, dv)" if spec.boxes else f"d{spec.makes[1]}"
+        yield f"{_function(spec)[1]}((Stats,), ({', '.join(walk_names(OF_KEYS))}), {grad}, scheduler,"
         yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
         yield ")"
         return

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from weft.kernels.gpu.hopper.fwd_tile import Sums, no_sums, weights_of, with_weights
+from weft.kernels.gpu.hopper.fwd_tile import Sums, ask_scores, no_sums, weights_of, with_acc, with_weights
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
 from weft.kernels.gpu.hopper.ops.grids import grid_words
@@ -48,15 +48,6 @@ class Ahead:
 
     sums: Sums
     words: gl.tensor
-
-
-@gluon.jit
-def ask_scores(i, q, state, scoring):
-    """Ask for the products of a consumer's queries and the keys of tile i, once these are there."""
-    at = state.tiles.stage(i)
-    state.tiles.wait(i)
-    k = matrix(state.k.index(at)).permute((1, 0))
-    return warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -97,12 +88,6 @@ def first_tile(i, j, s, own, sums, state, scoring):
     x = cut_scores(x, at, own.cut, scoring, cfg)
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
     return Ahead(with_weights(sums, p, cfg.row_max), in_words(p, state.v.dtype))
-
-
-@gluon.jit
-def with_acc(sums, acc):
-    """Sums with other sums of values."""
-    return Sums(acc, sums.total, sums.top, sums.largest)
 
 
 @gluon.jit

@@ -53,13 +53,24 @@ def no_sums(scoring, cfg: gl.constexpr):
 
 
 @gluon.jit
-def scores_of(i, q, state, scoring):
-    """Products of a consumer's queries and the keys of tile i of the ring, once they are there."""
+def with_acc(sums, acc):
+    """Sums with other sums of values."""
+    return Sums(acc, sums.total, sums.top, sums.largest)
+
+
+@gluon.jit
+def ask_scores(i, q, state, scoring):
+    """Ask for the products of a consumer's queries and the keys of tile i of the ring, once these are there."""
     at = state.tiles.stage(i)
     state.tiles.wait(i)
     k = matrix(state.k.index(at)).permute((1, 0))
-    x = warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, (x,))
+    return warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def scores_of(i, q, state, scoring):
+    """These products."""
+    return warpgroup_mma_wait(0, (ask_scores(i, q, state, scoring),))
 
 
 @gluon.jit
@@ -108,4 +119,4 @@ def add_tile(i, j, s, x, sums, cut, state, scoring):
     acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
     acc = warpgroup_mma_wait(0, (acc,))
     state.tiles.release(i)
-    return Sums(acc, sums.total, sums.top, sums.largest)
+    return with_acc(sums, acc)

@@ -5,6 +5,6 @@
 | `loads` `tiles` `vectors` | loads, stores and products; the columns of a tile; single rows |
 | `mask` `bounds` | which pairs of a tile are dead; what a row sees |
 | `scores` `pairs` `dropout` | the score of a pair; what score functions call; Philox |
-| `rows` | rows that move by lists of places |
+| `rows` `scaling` | rows that move by lists of places; sums that are scaled and rounded |
 | `softmax` `online_softmax` `epilogue` `sinks` | weights and sums; out and lse; sinks |
 """

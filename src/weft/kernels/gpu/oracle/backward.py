@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.constants import LN2, LOG2E, PAIR, STATS
+from weft.kernels.gpu.constants import LN2, LOG2E, LOW, PAIR, STATS
 from weft.kernels.gpu.oracle import entries
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -18,8 +18,6 @@ from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import Scoring, penalised, replaced
 from weft.kernels.gpu.oracle.programs import tiles
 from weft.kernels.gpu.oracle.tables import Owner, Part, Tile, Visit
-
-LOW = -1e37  # an lse below it is of a row that sees no key of its grid
 
 
 # ---- numbers of rows -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.oracle.backward import subtracted
+from weft.kernels.gpu.oracle.backward import row_numbers, subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints, Reals
@@ -203,9 +203,34 @@ def _write(call: Call, rows: Rows, heads: tuple[int, int], results: tuple[Reals,
     call.flat("Lse").store(lse[rows.exist], numbers_of(call, *heads, tokens[rows.exist]))
 
 
-# ---- all gradients ---------------------------------------------------------------------------------------------------
+# ---- gradients -------------------------------------------------------------------------------------------------------
+def query_gradient(call: Call, tables: Tables, owner: Owner) -> None:
+    """DQ of a block, and what its queries' scores subtract."""
+    batch, kv_head, head, _ = owner
+    scale, own = call.real("scale"), _own_sides(call)
+    for rows, walk in _groups(call, tables):
+        tokens = np.ravel_multi_index(tuple(rows.at), GridBox(call, "Q_box", own).shape)[rows.exist]
+        q, do = (GridBox(call, x, own).load((batch, head), rows.first)[rows.exist] for x in ("Q_box", "DOut_box"))
+        lse, delta = (x[:, None] for x in row_numbers(call, owner, tokens))
+        dq = np.zeros_like(q)
+        for j, at in enumerate(walk.tiles):
+            live = _checked(walk, j, walk.mask(at)[rows.exist])
+            k, v = (GridBox(call, x, walk.sides).load((batch, kv_head), at) for x in ("K_box", "V_box"))
+            p = np.exp(np.where(live, q @ k.T * scale - lse, -np.inf))
+            dq += (p * np.where(live, do @ v.T - delta, 0.0)) @ k
+        call.tensor("DQ").store(dq * scale, batch, head, tokens)
+
+
+def _checked(walk: Walk, j: int, live: Bools) -> Bools:
+    """The live pairs of tile j of a list, of which its range tells the truth."""
+    begin, end, below, beyond = walk.seen
+    law(begin <= j < end or not live.any(), "a tile that is passed over is seen")
+    law(not (begin <= j < end and below <= j < beyond) or live.all(), "a tile that is not masked is not full")
+    return live
+
+
 def gradients(call: Call, tables: Tables, owner: Owner) -> None:
-    """DK and DV of a block's keys, of all heads that share them, and what they add to DQ."""
+    """DK and DV of a block's keys, of all heads that share them, and where DQ comes of the same walk what is added."""
     for rows, walk in _groups(call, tables):
         own = _own_sides(call)
         k, v = (GridBox(call, name, own).load((owner.batch, owner.kv_head), rows.first) for name in ("K_box", "V_box"))
@@ -213,8 +238,7 @@ def gradients(call: Call, tables: Tables, owner: Owner) -> None:
         for head in range(owner.head, owner.head + owner.heads):
             for j, at in enumerate(walk.tiles):
                 live = walk.mask(at) & rows.exist[:, None]
-                law(walk.seen.begin <= j < walk.seen.end or not live.any(), "a tile that is passed over is seen")
-                law(not walk.seen.below <= j < walk.seen.beyond or live.all(), "a tile that is not masked is not full")
+                _checked(walk, j, live if call.spec.with_dq else live[rows.exist])
                 more = _tile_gradients(call, (owner.batch, head), (at, walk.sides), live, (k, v))
                 dk, dv = dk + more[0], dv + more[1]
         tokens = np.ravel_multi_index(tuple(rows.at), GridBox(call, "K_box", own).shape)[rows.exist]
@@ -233,5 +257,6 @@ def _tile_gradients(
     law(not live[:, tokens < 0].any(), "a key is seen by a query that does not exist")
     p = np.exp(np.where(live, k @ q.T * call.real("scale") - lse, -np.inf))
     ds = p * np.where(live, v @ do.T - delta, 0.0)
-    GridBox(call, "DQ_box", sides).add(ds.T @ k, heads, at)  # the scale comes last
+    if call.spec.with_dq:
+        GridBox(call, "DQ_box", sides).add(ds.T @ k, heads, at)  # the scale comes last
     return ds @ q, p @ do

@@ -248,6 +248,9 @@ def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tup
 def query_gradient(call: Call) -> None:
     """DQ of one term, by boxes, and what its queries' scores subtract. Every group walks every tile of the run."""
     for block in blocks(call):
+        if call.spec.boxes:
+            grids.query_gradient(call, grids.Tables(block.words, block.mine, block.parts_at), block.owner)
+            continue
         _check_size(call, block)
         batch, kv_head, head, _ = block.owner
         own, (place, lane) = _place(call, block, 0), _place(call, block, 1)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from weft.kernels.gpu.components.spec import ComponentSpec
 from weft.kernels.gpu.documents.spec import TablesSpec
-from weft.kernels.gpu.oracle import backward, components, documents, forward, fused, hopper, rows, sinks
+from weft.kernels.gpu.oracle import backward, components, documents, forward, fused, hopper, rows, scaling, sinks
 from weft.kernels.gpu.oracle.memory import Call, Memory, Reals
 from weft.kernels.gpu.program import Convert, Fill, Launch, LaunchProgram, Step
 from weft.kernels.gpu.spec import KernelSpec
@@ -78,7 +78,8 @@ def kernel_of(launch: Launch) -> Kernel:
     elif isinstance(spec, KernelSpec):
         found = (OF_GROUPS if spec.groups else OF_TILES).get(spec.direction)
     elif isinstance(spec, str):
-        found = sinks.join_sinks if spec.startswith("join_sinks_") else OF_SINKS.get(spec)
+        by_name = {"join_sinks": sinks.join_sinks, "scaled": scaling.scaled}
+        found = next((one for name, one in by_name.items() if spec.startswith(f"{name}_")), OF_SINKS.get(spec))
     if found is None:
         raise NotImplementedError(f"the oracle has no kernel {launch.kernel.name}")
     return found

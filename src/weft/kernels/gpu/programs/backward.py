@@ -28,6 +28,7 @@ from weft.kernels.gpu.programs.launches import (
     wave_launches,
     widened,
 )
+from weft.kernels.gpu.scaling import scaled
 from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics, with_dropout
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
@@ -76,7 +77,8 @@ def summing_program(
     both = row_sums_program(plan, layout, options, CLAIMED in keys.by_name).then(keys, outputs)
     dq = result("dq", "q", plan.problem.d, plan.problem, layout)
     scale = 1.0 if plan.sums_of_lists else options.scale  # of lists what is added has the scale
-    last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", scale),))
+    sums = both.by_name["dq_float32"]
+    last = LaunchProgram("dq", (sums, dq), (scaled(sums, dq, scale, plan.target),))
     return both.then(last, outputs)
 
 

@@ -178,7 +178,7 @@ def wave_launches(
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
             reach = wave.reach or ()
-            if spec.with_dq or ones[0].makes != "both" or spec.direction == "dq":
+            if spec.with_dq or ones[0].makes != "both" or spec.direction == "dq" or (ones[0].boxes and spec.of_keys):
                 of_keys = (*OF_KEYS, *OF_SUMS) if spec.with_dq else OF_KEYS
                 which = of_keys if spec.of_keys else OF_QUERIES
                 boxes = boxes_of(which, walk_names(which), reach, plan.problem, bound.strides)

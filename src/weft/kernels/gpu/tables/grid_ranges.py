@@ -117,8 +117,8 @@ def _order(seen: Ints) -> Ints:
     """What tiles are sorted by. seen (groups, tiles). Of more than two groups, neighbours see much alike, and the
     middle of those that see a tile says when it is due.
     """
-    if len(seen) == 2:
-        return ORDER[seen[0], seen[1]]
+    if len(seen) <= 2:
+        return ORDER[seen[0], seen[-1]]
     some = seen > NONE
     return some.argmax(0) + len(seen) - some[::-1].argmax(0)
 

@@ -79,6 +79,7 @@ class Kind(NamedTuple):
     split: bool
     ordered: bool = False
     boxes: tuple[tuple[int, ...], ...] = ()
+    one_across: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,8 @@ class NestTables:
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
     column of a tile, at most. more: see `tiling.gpu.more_run`. whole: see `planning.boxes`. lines: see
     `planning.affine_bounds`. ordered: tokens are taken in the order of a list. reach: of a forward by warp groups what
-    descriptors reach, see `planning.tma`. short: and whether its runs are, see `tables.consumer_ranges`.
+    descriptors reach, see `planning.tma`. short: and whether its runs are, see `tables.consumer_ranges`. one_across: on
+    such a grid no item has two tiles along the last axis.
     """
 
     words: Words
@@ -107,6 +109,7 @@ class NestTables:
     reach: tuple[Extent, ...] | None = None
     short: bool = False
     ordered: bool = False
+    one_across: bool = False
 
     @property
     def several(self) -> bool:
@@ -121,7 +124,7 @@ class NestTables:
     def kind(self) -> Kind:
         """Nests of one kind run the same code."""
         boxes = tuple(one.box for one in self.reach or () if isinstance(one, GridExtent))
-        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split, self.ordered, boxes)
+        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split, self.ordered, boxes, self.one_across)
 
     @property
     def skewed(self) -> bool:
@@ -207,6 +210,8 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
     reach = extents(nest) if groups and rank == 1 else None
     grid = grid_extents(nest) if groups and rank > 1 else None
     short, work, beside = False, work[order] // shares.of, np.zeros(0, np.int32)
+    across = nest.parts[0].axes[-1]
+    one_across = grid is not None and int(across.widths.max(initial=0)) <= across.block_k
     if grid is not None:
         items, beside, work = with_grid_ranges(nest, items, words.size, tiling in SUMS)
     if reach is not None:
@@ -217,7 +222,7 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
     words = checked(np.concatenate([words, items.reshape(-1), beside]))
     return NestTables(
         words, rank, tiling, place, work, formula, listed, split, _span(nest), more is not None, whole is not None,
-        lines is not None, reach or grid, short, ordered,
+        lines is not None, reach or grid, short, ordered, one_across,
     )  # fmt: skip
 
 

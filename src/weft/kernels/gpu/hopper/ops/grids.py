@@ -6,6 +6,8 @@ So its word of a tile (`ops.mask`) is made of one word for each axis.
 
 from __future__ import annotations
 
+from typing import Any
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -153,40 +155,10 @@ def grid_range(item, consumer_id, cfg: gl.constexpr):
     return Range(gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3))
 
 
-@aggregate
-class GridCut:
-    """What rows see along each axis, counted from the first key that their block walks: a word of two bounds.
-
-    words: the block's list of tiles. A word takes a register where two bounds take two.
-    """
-
-    words: gl.tensor
-    seen: gl.tuple
-
-    @gluon.jit
-    def keys(self, cfg: gl.constexpr):
-        """How many keys each row sees."""
-        found = gl.maximum((self.seen[0] >> HALF) - (self.seen[0] & LOW), 0)
-        for a in gl.static_range(1, cfg.axes):
-            found *= gl.maximum((self.seen[a] >> HALF) - (self.seen[a] & LOW), 0)
-        return found
-
-
-@gluon.jit
-def grid_cut(table, part, tiles, rows, cfg: gl.constexpr):
-    """That of rows; those that do not exist see nothing. part: a pointer to the term's integers."""
-    seen = ()
-    for a in gl.static_range(cfg.axes):
-        bounds = table + gl.load(part + PART + AXIS * a + 3) + 2 * rows.at[a]
-        low, high = gl.maximum(gl.load(bounds) - tiles.first[a], 0), gl.maximum(gl.load(bounds + 1) - tiles.first[a], 0)
-        seen = seen + (gl.where(rows.valid, low | (high << HALF), 0),)  # noqa: RUF005
-    return GridCut(tiles.words, seen)
-
-
 @gluon.constexpr_function
-def repeated(width, columns):  # type: ignore[no-untyped-def]
-    """What repeats a word of `width` bits, multiplied by it, for all columns. A word has a quarter of them."""
-    return sum(1 << at for at in range(0, columns // 4, width))
+def repeated(box, axis):  # type: ignore[no-untyped-def]
+    """What repeats the word of an axis, multiplied by it, for all columns of a box. A word has a quarter of them."""
+    return sum(1 << at for at in range(0, span(box, -1) // 4, span(box, axis - 1) // 4))
 
 
 @gluon.jit
@@ -202,17 +174,69 @@ def _bits_from(x, lane, BOX: gl.constexpr, a: gl.constexpr):
 
 
 @gluon.jit
+def _axis_words(seen, first, lane, BOX: gl.constexpr, a: gl.constexpr):
+    """The words of one axis. seen: a word of two bounds of each row; first: the tile's first coordinate."""
+    seen = gl.expand_dims(seen, 1)
+    low, high = (seen & LOW) - first, (seen >> HALF) - first
+    some = _bits_from(low, lane, BOX, a) & ~_bits_from(high, lane, BOX, a)
+    return some * repeated(BOX, a)
+
+
+@aggregate
+class GridCut:
+    """What rows see along each axis, counted from the first key that their block walks: a word of two bounds.
+
+    words: the block's list of tiles. A word takes a register where two bounds take two. last: where a block has one
+    tile along the last axis, the words of that axis, as `grid_words`, which all tiles share.
+    """
+
+    words: gl.tensor
+    seen: gl.tuple
+    last: Any
+
+    @gluon.jit
+    def keys(self, cfg: gl.constexpr):
+        """A number for each row, 0 where it sees no key."""
+        found = gl.maximum((self.seen[0] >> HALF) - (self.seen[0] & LOW), 0)
+        for a in gl.static_range(1, cfg.axes - cfg.one_across):
+            found *= gl.maximum((self.seen[a] >> HALF) - (self.seen[a] & LOW), 0)
+        return found
+
+
+@gluon.jit
+def _bounds(table, part, tiles, rows, a: gl.constexpr):
+    """(low, high) of what rows see along an axis, counted from the first key that their block walks."""
+    at = table + gl.load(part + PART + AXIS * a + 3) + 2 * rows.at[a]
+    return gl.maximum(gl.load(at) - tiles.first[a], 0), gl.maximum(gl.load(at + 1) - tiles.first[a], 0)
+
+
+@gluon.jit
+def grid_cut(table, part, tiles, rows, cfg: gl.constexpr):
+    """That of rows; those that do not exist see nothing. part: a pointer to the term's integers."""
+    seen, last, some = (), (), rows.valid
+    if cfg.one_across:
+        LAYOUT: gl.constexpr = rows.valid.type.layout.parent
+        lane = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, LAYOUT)) & 6
+        low, high = _bounds(table, part, tiles, rows, cfg.axes - 1)
+        some = some & (low < high)  # so that the other axes say who sees no key, and nobody holds these bounds
+        last = _axis_words(low | (high << HALF), 0, gl.expand_dims(lane, 0), cfg.tile_box, cfg.axes - 1)
+    for a in gl.static_range(cfg.axes - cfg.one_across):
+        low, high = _bounds(table, part, tiles, rows, a)
+        seen = seen + (gl.where(some, low | (high << HALF), 0),)  # noqa: RUF005
+    return GridCut(tiles.words, seen, last)
+
+
+@gluon.jit
 def grid_words(word, cut, columns, cfg: gl.constexpr):
     """(words, bits) as `ops.mask.mask_words`, of a tile of which the list says `word`."""
-    COLUMNS: gl.constexpr = columns.type.shape[0]
     BOX: gl.constexpr = cfg.tile_box
     lane = gl.expand_dims(columns & 6, 0)
     bit = gl.expand_dims(1 << (((columns >> 3) << 1) | (columns & 1)), 0)
-    words = lane | -1
-    for a in gl.static_range(cfg.axes):
+    if cfg.one_across:
+        words = cut.last
+    else:
+        words = lane | -1
+    for a in gl.static_range(cfg.axes - cfg.one_across):
         first = (word >> (BITS * (cfg.axes - 1 - a))) & FAR
-        seen = gl.expand_dims(cut.seen[a], 1)
-        low, high = (seen & LOW) - first, (seen >> HALF) - first
-        some = _bits_from(low, lane, BOX, a) & ~_bits_from(high, lane, BOX, a)
-        words = words & (some * repeated(side(BOX, a) * span(BOX, a) // 4, COLUMNS))
+        words = words & _axis_words(cut.seen[a], first, lane, BOX, a)
     return gl.broadcast(words, bit)
