@@ -89,8 +89,7 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
         out = weft.decode_attention(q, k_cache, v_cache, mask, count)
         out = weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table=table)
     """
-    caches = _resolved((q, k_cache, v_cache))
-    counts = _Counts(key_count, offset, window, ring, block_table)
+    caches, counts = _resolved((q, k_cache, v_cache)), _Counts(key_count, offset, window, ring, block_table)
     given: dict[str, Any] = {"scale": scale, "softcap": softcap, "backend": backend}
     given |= {"sinks": sinks, "alibi_slopes": alibi_slopes}
     if not isinstance(key_count, Tensor):
