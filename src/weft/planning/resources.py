@@ -70,8 +70,8 @@ def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
 
 
 def shared_beside_sums(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
-    """The same where gradients of tables are summed over pairs: 16-bit tiles are all there, and one of pairs in
-    float32, by which threads exchange what they sum.
+    """The same where gradients of tables are summed over pairs. Then 16-bit tiles are all there. Beside them is one of
+    pairs in float32, by which threads exchange what they sum.
 
     Seen with Triton 3.6 in dQ along diagonals, D=128 to 256.
     """
