@@ -3,6 +3,7 @@
 Values are held against the whole sequence on one device in float64, dense, and as near as one device's own result is.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -22,7 +23,8 @@ from weft.errors import WeftError
 from weft.testing.tolerance import assert_close
 from weft.torch.distributed.lists import lists_of
 
-D, TIMEOUT = 64, 12
+D = 64
+TIMEOUT, STARTED = 12, 60  # seconds: of a group, and until a process is ready to lose another one
 CASES = {
     # pattern, heads, shards, strategy
     "window": (causal() & window(left=300), (4, 2), "contiguous", None),
@@ -213,7 +215,8 @@ def check_graph(rank, world, device):
 
 # ---- a rank that is killed -------------------------------------------------------------------------------------------
 def die(rank, world, folder, backend):
-    """Rank 1 is killed between two calls; the others print what c10d raises."""
+    """Rank 1 is killed between two calls; the others print what c10d raises. Who waits for longer prints where."""
+    faulthandler.dump_traceback_later(STARTED, exit=True)
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # errors are raised where they are waited for
     device = join(rank, world, folder, backend, 60)
     q = torch.randn(1, 2, 512, D).to(torch.bfloat16).to(device)
@@ -221,6 +224,7 @@ def die(rank, world, folder, backend):
     short = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
     attention(q, q, q, causal() & window(left=100), group=short).sum().item()
     dist.barrier()
+    faulthandler.dump_traceback_later(4 * TIMEOUT, exit=True)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     begun = time.monotonic()

@@ -4,6 +4,7 @@ The same checks run over gloo processes in `make test-more`, so that what is not
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -116,6 +117,7 @@ def test_killed_rank(backend, tmp_path):
     for rank in others:
         said = texts[rank]
         assert started[rank].returncode not in (0, None), said
+        assert not re.search(r"Timeout \(\d", said), f"rank {rank} waits:\n{said}"  # by faulthandler
         assert "RAISED" in said or "timeout" in said.lower() or "ncclRemoteError" in said, said
     if backend == "nccl":
         assert not held_by({process.pid for process in started})

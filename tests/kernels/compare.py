@@ -115,14 +115,17 @@ class Case:
         names = ("out", "lse")[: len(outputs)] + ("dq", "dk", "dv", "dsinks")[: len(found)]
         return {name: x.detach().cpu() for name, x in zip(names, (*outputs, *found), strict=True)}
 
-    def dense(self, dtype):
-        """{name: tensor} of dense attention in `dtype`."""
+    def dense(self, dtype, more=None):
+        """{name: tensor} of dense attention in `dtype`. more: added to the gradient of lse."""
         sinks = self.options.get("sinks")
+        dout, dlse = [*(x.to(dtype) for x in self.seeds()), None][:2]
+        if more is not None:
+            dlse = more if dlse is None else dlse + more
         options = {name: x for name, x in self.options.items() if name != "sinks"}
         return dense.with_gradients(
             [x.to(dtype) for x in self.tensors],
             None if sinks is None else sinks.to(dtype),
-            [*(x.to(dtype) for x in self.seeds()), None][:2],
+            [dout, dlse],
             (self.live, options, self.shift),
         )
 
@@ -131,11 +134,27 @@ def check(case):
     """Raise AssertionError unless weft computes what dense attention does; returns weft's results."""
     dtype = case.tensors[0].dtype
     got, truth, plain = case.weft(), case.dense(torch.float64), case.dense(dtype)
+    if dtype in (torch.float16, torch.bfloat16):
+        plain |= with_rounded_out(case, truth, plain)
     for name, x in got.items():
         assert x.dtype == (wide(dtype) if name in ("lse", "dsinks") else dtype), f"{name} is {x.dtype}"
         assert_close(name, x, truth[name], plain[name])
     _check_the_unseen(case, got)
     return got
+
+
+def with_rounded_out(case, truth, plain):
+    """dq and dk in float64 but for out, which is rounded first, as in all backwards; those that plain is worse in are
+    left out. In a row of one key plain rounds one product for both sides of a difference, and its error is small.
+    """
+    dtype, found = plain["out"].dtype, {}
+    rounded = truth["out"] - truth["out"].to(dtype)
+    begun = case.dense(torch.float64, more=(case.seeds()[0].double() * rounded).sum(-1))
+    for name in ("dq", "dk"):
+        other, error = begun[name].to(dtype), (plain[name].double() - truth[name]).abs()
+        if error.numel() and (other.double() - truth[name]).abs().max() > error.max():
+            found[name] = other
+    return found
 
 
 def _check_the_unseen(case, got):

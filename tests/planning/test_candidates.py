@@ -10,9 +10,16 @@ from weft.errors import UnsupportedKernel
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import offered, tilings
 from weft.planning.families.base import Pass
-from weft.planning.families.tile import legal, menu, usual
+from weft.planning.families.tile import PLAIN, Under, legal, menu, usual
 from weft.planning.problem import Problem
-from weft.planning.resources import footprint, of_blocks, resident, shared_of, shared_of_blocks
+from weft.planning.resources import (
+    footprint,
+    of_blocks,
+    resident,
+    shared_beside_sums,
+    shared_of,
+    shared_of_blocks,
+)
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.target import GPU, GPUS
 from weft.testing.refusals import refuse
@@ -186,3 +193,25 @@ def test_gradients_that_have_no_room_in_tf32_are_refused_in_it():
     plan.check_room("dq")
     words = ("in tf32", "set_float32_matmul_precision")
     refuse(lambda: plan.check_room("dq", tf32=True), UnsupportedKernel, words)
+
+
+@pytest.mark.parametrize("under", [PLAIN, Under(scores=True, sums=True)], ids=["softcap", "tables that learn"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_blocks_have_tilings_under_options_that_take_others(direction, under):
+    """Warp groups walk a list of whole blocks, but not with such options; dQ has narrower tiles for sums."""
+    whole = replace(problem(d=128), m=1024, n=1024)
+    plan = plan_attention(weft.random_blocks(64, 3), whole, GPU)
+    assert plan.forward[0].plan.tiling.groups
+    for share in plan.unspecialised(direction, under):
+        found = share.plan.of_blocks
+        assert not found.groups
+        assert shared_of_blocks(direction, whole, found.stages, GPU) <= GPU.shared
+
+
+@pytest.mark.parametrize("d, tiling", [(160, Tiling(128, 64, 8, 3)), (256, Tiling(128, 32, 8, 3))])
+def test_sums_over_pairs_take_a_tile_beside_those_that_are_walked(d, tiling):
+    """Triton 3.6 takes as many bytes of shared memory on Hopper, which are too many. With two stages there is room."""
+    sums = 4 * tiling.rows * tiling.cols
+    takes = shared_beside_sums("dq", problem(d=d), tiling, GPU)
+    assert takes == footprint("dq", problem(d=d), tiling, GPU).shared + sums > GPU.shared
+    assert shared_beside_sums("dq", problem(d=d), replace(tiling, stages=2), GPU) <= GPU.shared

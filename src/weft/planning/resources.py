@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from itertools import product as cartesian
 
 from weft.acsr.format import BLOCK
-from weft.planning.features import HELD, held, in_halves
+from weft.planning.features import HELD, held, in_halves, on_hopper
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Tiling, chunks
 from weft.target import Gpu
 
 THREADS = 32  # of a warp
+PAIR = 4  # bytes of what is known of one: float32
 MOST_REGISTERS = 255  # of a thread
 # Of what is counted, the most that Triton 3.6 and 3.7 compile, D=64 to 256. Rows of queries stay in registers;
 # on sm_100 products take both factors from shared memory, gradients of scores too; AMD's kernels hold one chunk.
@@ -66,6 +67,18 @@ def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
     else:
         share = (BLACKWELL if gpu.architecture == "sm_100" else COMPILED)[direction]
     return share * takes
+
+
+def shared_beside_sums(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
+    """The same where gradients of tables are summed over pairs. Then 16-bit tiles are all there. Beside them is one of
+    pairs in float32, by which threads exchange what they sum.
+
+    Seen with Triton 3.6 in dQ along diagonals, D=128 to 256.
+    """
+    takes = shared_of(direction, problem, tiling, gpu)
+    if DTYPES[problem.dtype] == 2 and on_hopper(gpu):
+        takes = max(takes, footprint(direction, _laid_out(problem, gpu), tiling, gpu).shared)
+    return takes + PAIR * tiling.rows * tiling.cols
 
 
 def _laid_out(problem: Problem, gpu: Gpu) -> Problem:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.constants import STATS
-from weft.kernels.gpu.score.spec import DIAGONALS
+from weft.kernels.gpu.score.spec import DIAGONALS, OF_ROWS
 from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
@@ -14,6 +15,7 @@ from weft.planning.families.hopper import has_row_bounds
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
 from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.resources import PAIR, shared_beside_sums, shared_of_blocks
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import slots_of
 from weft.settings import interpreted
@@ -137,6 +139,33 @@ def fused_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
         return ()
     beside = bool(walk.beside)
     return (fused_spec(problem, with_delta=beside), *(sparse_specs(problem) if beside else ()))
+
+
+def with_room(spec: KernelSpec, plan: AttentionPlan) -> KernelSpec:
+    """A kernel with as many of its stages as leave room for sums over pairs, see `resources.shared_beside_sums`.
+
+    Raises UnsupportedKernel where a single one does not.
+    """
+    problem, gpu = plan.problem, plan.target
+    if spec.rules is None or not isinstance(gpu, Gpu) or all(one.kind == OF_ROWS for one in spec.rules.entries):
+        return spec
+    direction: Direction = "dkdv" if spec.of_keys else "dq"
+
+    def takes(stages: int) -> float:
+        if spec.rank == 0:
+            blocks = shared_of_blocks(direction, problem, stages, gpu, spec.tf32, spec.with_dq)
+            return blocks + PAIR * spec.rows * spec.cols
+        return shared_beside_sums(direction, problem, Tiling(spec.rows, spec.cols, spec.warps, stages), gpu)
+
+    found = next((stages for stages in range(spec.stages, 0, -1) if takes(stages) <= gpu.shared), 0)
+    if not found:
+        raise UnsupportedKernel(
+            f"gradients of a score function's tables on {problem}",
+            f"their kernel for {direction} takes up to {int(takes(1))} bytes of shared memory, and {gpu.name} has "
+            f"{gpu.shared}",
+            "detach the tables, or use a smaller head dimension or the CPU backend",
+        )
+    return replace(spec, stages=found)
 
 
 def wave_specs(

@@ -12,7 +12,7 @@ from weft.caching import cached
 from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
-from weft.kernels.gpu.configure import wave_specs
+from weft.kernels.gpu.configure import wave_specs, with_room
 from weft.kernels.gpu.descriptors import (
     FORWARD,
     OF_KEYS,
@@ -173,6 +173,7 @@ def wave_launches(
         values = _values(wave, spec, plan.problem, options) | {"Tables": slot}
         specs = wave_specs(spec, wave, found.waves, widest, found.groups)
         by_places = batch_by_places(wave.reach or (), plan.problem, bound.strides["Q"]) if found.groups else False
+        specs = tuple(with_room(one, plan) for one in specs)
         ones = [replace(one, boxed=not options.one_argument, batch_by_places=by_places) for one in specs]
         boxes: tuple[TensorDescriptor, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
