@@ -38,7 +38,7 @@ from weft.kernels.gpu.hopper.ops.grids import (
     place_in,
     rows_at,
 )
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, flat, matrix
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, flat, matrix
 from weft.kernels.gpu.hopper.ops.mask import masked
 from weft.kernels.gpu.hopper.ops.values import opaque
 
