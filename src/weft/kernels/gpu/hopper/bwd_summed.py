@@ -110,8 +110,7 @@ def producer(state, CHAINED: gl.constexpr):
     r, numbers = rows_of_stats(cfg)
     scheduler, keys = state.scheduler, state.keys
     origin, step = scheduler.walked_rows()
-    i = 0
-    t = 0
+    i, t = 0, 0
     number = gl.program_id(0)
     while number < scheduler.blocks:
         visit = visit_of(number, scheduler)
@@ -357,8 +356,7 @@ def consumer(consumer_id: gl.constexpr, state):
     leave_ones(consumer_id, state)
     scheduler, keys = state.scheduler, state.keys
     columns = matrix(state.k.index(0)).slice(consumer_id * DIMS, DIMS, dim=1)
-    i = 0
-    t = 0
+    i, t = 0, 0
     number = gl.program_id(0)
     block = block_of(number, consumer_id, r, state)
     while number < scheduler.blocks:
@@ -400,8 +398,7 @@ def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
     scheduler = state.scheduler
-    i = 0
-    t = 0
+    i, t = 0, 0
     number = gl.program_id(0)
     while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
