@@ -72,11 +72,12 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
     page_size, D) and v_cache (pages, Hkv, page_size, Dv), by any strides, with pages of 16 to 256 tokens.
     FlashAttention and vLLM have (pages, page_size, Hkv, D): pass k_cache.transpose(1, 2). Token t of row b lies at
     place t % page_size of the page block_table[b, t // page_size], and C is P * page_size. Pages that no query sees are
-    not read, and may be freed: their numbers may be negative. On the CPU a count beyond the table and a wrong number of
-    a page raise. A GPU reads no key beyond the table, and takes the nearest page for a number that is none.
+    not read, and may be freed: their numbers may be negative. Replays read counts and tables anew. On the CPU a count
+    beyond the table and a wrong number of a page raise. A GPU does not check them: it reads no key beyond the table,
+    and takes the nearest page for a number that is none.
 
     Nothing is read beyond the cache, whatever the counts are. A call is captured into a CUDA graph after one call
-    outside of it; replays read counts and tables anew. No gradients. Options and results as of `weft.attention`.
+    outside of it; replays read the counts anew. No gradients. Options and results as of `weft.attention`.
 
     Raises InputError for tensors and counts, and OptionError for options. Raises UnsupportedError where gradients are
     asked for, and for masks that must be planned for each length or see older keys than a ring holds.
@@ -88,10 +89,9 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
         out = weft.decode_attention(q, k_cache, v_cache, mask, count)
         out = weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table=table)
     """
-    # kernels read memory, where a lazily negated view holds the other sign
-    caches = tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in (q, k_cache, v_cache))
-    counts = _Counts(key_count, offset, window, ring, block_table)
-    given = dict[str, Any](scale=scale, softcap=softcap, backend=backend, sinks=sinks, alibi_slopes=alibi_slopes)
+    caches, counts = _resolved((q, k_cache, v_cache)), _Counts(key_count, offset, window, ring, block_table)
+    given: dict[str, Any] = {"scale": scale, "softcap": softcap, "backend": backend}
+    given |= {"sinks": sinks, "alibi_slopes": alibi_slopes}
     if not isinstance(key_count, Tensor):
         if block_table is None:
             return attention(*_first_keys(caches, counts), mask, return_lse=return_lse, **given)
@@ -100,6 +100,11 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
     found = _find(key) or _prepare(key, caches, mask, counts, given)
     out, lse = found.run(caches, counts, (sinks, alibi_slopes))
     return (out, lse) if return_lse else out
+
+
+def _resolved(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors as memory has them: kernels read it, where a lazily negated view holds the other sign."""
+    return tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in tensors)
 
 
 class _Counts(NamedTuple):

@@ -2,8 +2,8 @@
 """All gradients on a grid in one walk for each block of keys, as `bwd_summed` has them on lines.
 
 A block's keys and tiles of queries are boxes, and a list says which tiles there are (`tables.grid_ranges`). The two
-consumers have a part of the box each, so some tiles are seen by one of them alone. The first consumer sees the first
-tiles of the list, the second one the last. Of a tile that one does not see, it makes all of dQ.
+consumers have a part of the box each, so some tiles are seen by one of them alone. These are the first ones of the list
+for the first, and the last ones for the second. The other consumer then makes all of dQ.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ registers.
 
 dQ of a tile is a sum over all keys of a block. So each consumer leaves its dS, (rows of keys, queries), in shared
 memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K. It does so a tile
-later, so that it seldom waits for the other. The product goes to shared memory too, and a warp of its own has it added
-to dQ in float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of a tile; this
-one makes five.
+later, so that it seldom waits. That product is left in shared memory too, and a warp of its own has it added to dQ in
+float32 by reducing copies (`weft.kernels.gpu.compile.adding`). So a tile has five products; two kernels make seven.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class Summed:
     the dQ of a tile, in parts of its dims, as many as there are consumers.
 
     keys, values: the channels of k and of v; queries: that of q, do and stats. ready: all consumers left dS of a tile;
-    used: all have read it. made: dQ of a tile was left; taken: the adder's copies have read it. heads, length: of
-    queries. `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and
-    neither `ones` nor `used`.
+    used: all have read it. made: dQ of a tile was left; taken: copies have read it. heads, length: of queries.
+    `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and neither
+    `ones` nor `used`.
     """
 
     cfg: gl.constexpr
@@ -110,7 +109,8 @@ def producer(state, CHAINED: gl.constexpr):
     r, numbers = rows_of_stats(cfg)
     scheduler, keys = state.scheduler, state.keys
     origin, step = scheduler.walked_rows()
-    i, t = 0, 0
+    i = 0
+    t = 0
     number = gl.program_id(0)
     while number < scheduler.blocks:
         visit = visit_of(number, scheduler)
@@ -287,10 +287,10 @@ def ask_dq(i, own, state):
 def leave_part(i, dq, part: gl.constexpr, state):
     """Leave a part of the dQ of tile i of the ring in shared memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
-    COLUMNS: gl.constexpr = dq.type.shape[1]
+    DIMS: gl.constexpr = dq.type.shape[1]
     dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+    state.sums.index(part)._reinterpret(gl.float32, [ROWS, DIMS], exchanged(ROWS, DIMS)).store(dq)
 
 
 @gluon.jit
@@ -303,9 +303,7 @@ def leave_dq(i, dq, consumer_id: gl.constexpr, state):
 
 @gluon.jit
 def walk(t, i, block, consumer_id: gl.constexpr, own, sums, state):
-    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. Its values are given
-    back as soon as nothing reads them.
-    """
+    """(tiles so far, dK, dV) over block t's tiles of queries, of all heads that share its keys."""
     n, j = block.tiles, block.begin
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
@@ -356,7 +354,8 @@ def consumer(consumer_id: gl.constexpr, state):
     leave_ones(consumer_id, state)
     scheduler, keys = state.scheduler, state.keys
     columns = matrix(state.k.index(0)).slice(consumer_id * DIMS, DIMS, dim=1)
-    i, t = 0, 0
+    i = 0
+    t = 0
     number = gl.program_id(0)
     block = block_of(number, consumer_id, r, state)
     while number < scheduler.blocks:
@@ -398,7 +397,8 @@ def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
     scheduler = state.scheduler
-    i, t = 0, 0
+    i = 0
+    t = 0
     number = gl.program_id(0)
     while number < scheduler.blocks:
         member, item = scheduler.places(scheduler.where(number))
