@@ -43,9 +43,8 @@ BOXED: dict[Direction, Tiling] = {
     "forward": Tiling(64, 64, 4, 3, 80, False, 1), "dq": Tiling(64, 64, 4, 2, 80, True, 1),
     "dkdv": Tiling(64, 32, 4, 3, 80, True, 1),
 }  # fmt: skip
-# What configurations take of what is predicted. Tiles of lists are predicted by the rates of several terms, and took
-# more where both were timed (block_list_64: 1.374 ms predicted, 2.415 ms taken); so lists are weighed as they are.
-# Boxes have the rates of wider blocks (na2d_64x64_k7: 0.037 ms predicted, 0.058 ms taken).
+# What configurations take of what is predicted, or what they are weighed by. Tiles of lists are predicted by the rates
+# of several terms. They took more where both were timed (block_list_64: 1.374 ms predicted, 2.415 ms taken). Boxes have the rates of wider blocks (na2d_64x64_k7: 0.037 ms predicted, 0.058 ms taken).
 TAKEN = {LISTED_FORWARD: 0.57, BOXED["forward"]: 1.57}
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
@@ -139,11 +138,9 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if config not in (*OF_GRIDS, *BOXED.values()) or (
-        asked.direction == "forward" and asked.problem.dtype != "bfloat16"
-    ):
+    if config not in (*OF_GRIDS, *BOXED.values()) or asked.problem.dtype != "bfloat16":
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
-        return f"its forwards of grids are at D={CONFIGS_AT} and {WIDE_AT} in bfloat16, gradients at D={CONFIGS_AT}"
+        return f"its kernels of grids are at D={CONFIGS_AT}, and forwards at D={WIDE_AT} too, in bfloat16"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
 
 
