@@ -41,6 +41,16 @@ def test_another_weft_on_the_path_is_told(tmp_path, monkeypatch):
     assert f"other weft   {tmp_path / 'weft'}: not this project" in run()
 
 
+def test_the_command_beside_the_interpreter_is_no_other_weft(tmp_path, monkeypatch):
+    """Python puts the folder of a script on the path, where the command `weft` is a file."""
+    (tmp_path / "weft").write_text("#!python")
+    before = doctor.others()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert doctor.others() == before
+    (tmp_path / "weft.py").touch()
+    assert doctor.others() == [str(tmp_path / "weft.py"), *before]
+
+
 def test_a_distribution_called_weft_is_told(monkeypatch):
     monkeypatch.setattr(doctor, "metadata", lambda name: {"Author": "Somebody", "Author-email": None, "Version": "9.1"})
     assert doctor.others() == ["the distribution weft 9.1"]

@@ -106,6 +106,21 @@ def test_ring(keys, backend):
     same(found, expected((q, k, v), WINDOW, (keys,) * BATCH, {}))
 
 
+@pytest.mark.parametrize("which", range(3))
+def test_lazily_negated_views(which, backend):
+    """The imaginary part of a conjugate has its sign in a bit of the tensor, and not in memory."""
+    tensors = problem("negated", backend)
+    x = tensors[which]
+    lazy = torch.complex(x, x).conj().imag
+    assert lazy.is_neg()
+    asked = WINDOW, counts([41], backend)
+    found, wanted = (
+        weft.decode_attention(*[*tensors[:which], x, *tensors[which + 1 :]], *asked, backend=backend)
+        for x in (lazy, -x)
+    )
+    assert torch.equal(found, wanted)
+
+
 def test_window_and_offset_on_the_device(backend):
     tensors = problem("window", backend)
     keys, windows = (96, 50, 9), (7, 20, 1)

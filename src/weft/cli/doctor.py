@@ -80,8 +80,10 @@ def others() -> list[str]:
     """Other packages that `import weft` may find: files on the import path, and a distribution of that name."""
     mine = Path(weft.__file__).resolve().parent
     folders = [Path(entry or ".").resolve() for entry in sys.path]
-    places = dict.fromkeys(folder / name for folder in folders for name in ("weft", "weft.py"))
-    found = [str(at) for at in places if at != mine and (at.is_file() or (at / "__init__.py").is_file())]
+    # the folder of a script is on the path too, and has a file "weft", which is no module
+    files = dict.fromkeys(folder / name for folder in folders for name in ("weft/__init__.py", "weft.py"))
+    places = (at.parent if at.name == "__init__.py" else at for at in files if at.is_file())
+    found = [str(at) for at in places if at != mine]
     try:
         about = metadata("weft")  # an older installation of this one has that name, too
     except PackageNotFoundError:

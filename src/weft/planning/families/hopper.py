@@ -44,7 +44,8 @@ BOXED: dict[Direction, Tiling] = {
     "dkdv": Tiling(64, 32, 4, 3, 80, True, 1),
 }  # fmt: skip
 # What configurations take of what is predicted, or what they are weighed by. Tiles of lists are predicted by the rates
-# of several terms. They took more where both were timed (block_list_64: 1.374 ms predicted, 2.415 ms taken). Boxes have the rates of wider blocks (na2d_64x64_k7: 0.037 ms predicted, 0.058 ms taken).
+# of several terms. They took more where both were timed (block_list_64: 1.374 ms predicted, 2.415 ms taken). Boxes
+# have the rates of wider blocks (na2d_64x64_k7: 0.037 ms predicted, 0.058 ms taken).
 TAKEN = {LISTED_FORWARD: 0.57, BOXED["forward"]: 1.57}
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared

@@ -125,7 +125,7 @@ def blocks_of(C: tl.constexpr, made, sizes, group, programs):
     fall and rise in turn, and fall at last. So a round of programs with blocks of two groups of heads has blocks of
     about one length. Where all fall, some programs have the longest at each such round.
 
-    Blocks of keys are claimed: those of a head after those of others, and of the last heads the longest first, so that
+    Blocks of keys are claimed, those of a head after those of others. Of the last heads the longest come first, so that
     programs end together.
     """
     if C.chained:

@@ -2,14 +2,15 @@
 """All gradients on a grid in one walk for each block of keys, as `bwd_summed` has them on lines.
 
 A block's keys and tiles of queries are boxes, and a list says which tiles there are (`tables.grid_ranges`). The two
-consumers have a part of the box each, so some tiles are seen by one of them alone. The other then leaves zeros for dQ.
+consumers have a part of the box each, so some tiles are seen by one of them alone: the first ones of the list by the
+first, the last ones by the second. The other then makes all of dQ.
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
@@ -25,7 +26,6 @@ from weft.kernels.gpu.hopper.bwd_summed import (
     memory_of,
 )
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import Range
 from weft.kernels.gpu.hopper.ops.epilogue import BoxRows, store_rows
 from weft.kernels.gpu.hopper.ops.grids import (
     GridCut,
@@ -38,7 +38,7 @@ from weft.kernels.gpu.hopper.ops.grids import (
     place_in,
     rows_at,
 )
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, flat, matrix
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, flat, matrix
 from weft.kernels.gpu.hopper.ops.mask import masked
 from weft.kernels.gpu.hopper.ops.values import opaque
 
@@ -96,7 +96,8 @@ class Own:
 class Block:
     """A block of keys: batch row and head, a pointer to its integers, its tiles, and how many heads walk these.
 
-    Of one consumer it has the tiles that its rows see. words: the list of them.
+    words: the list of them. The first consumer alone sees those before `first`, the second alone those from `last` on.
+    No bound of one consumer's rows cuts tiles from `below` to before `beyond`.
     """
 
     batch: gl.tensor
@@ -105,7 +106,10 @@ class Block:
     words: gl.tensor
     tiles: gl.tensor
     share: gl.tensor
-    seen: Range
+    first: gl.tensor
+    last: gl.tensor
+    below: gl.tensor
+    beyond: gl.tensor
 
 
 @gluon.jit
@@ -113,8 +117,14 @@ def block_of(number, consumer_id: gl.constexpr, state):
     """A block as the consumer needs it; beyond the last one that."""
     member, item = state.scheduler.places(state.scheduler.where(number))
     tiles = grid_tiles(state.scheduler.table, item, state.cfg)
-    seen = grid_range(item, consumer_id, state.cfg)
-    return Block(gl.load(member), gl.load(member + 1), item, tiles.words, tiles.count, gl.load(member + 3), seen)
+    ranges = grid_range(item, 0, state.cfg), grid_range(item, 1, state.cfg)
+    first = gl.where(ranges[1].end > 0, ranges[1].begin, tiles.count)
+    last = gl.maximum(ranges[0].end, first)
+    own = ranges[consumer_id]
+    return Block(
+        gl.load(member), gl.load(member + 1), item, tiles.words, tiles.count, gl.load(member + 3), first, last,
+        own.below, own.beyond,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -144,56 +154,81 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
         seen = seen + (own.bounds.index(consumer_id * cfg.axes + a).load(gl.SliceLayout(1, layout)),)  # noqa: RUF005
     words, bit = grid_words(word, GridCut(block.words, seen), columns, cfg)
     x = warpgroup_mma_wait(2, (x,))
-    if (j < block.seen.below) | (j >= block.seen.beyond):
+    if (j < block.below) | (j >= block.beyond):
         x = masked(x, words, bit, float("-inf"))
     return leave_ds(i, (x, y), consumer_id, dv, state)
 
 
 @gluon.jit
-def add_dq(i, start, consumer_id: gl.constexpr, own, state):
-    """Leave dQ of tile i, unless it comes before a block's first one."""
-    if i >= start:
-        dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
-        state.used.arrive(i)
-        leave_dq(i, dq, consumer_id, state)
+def half(i, consumer_id: gl.constexpr):
+    """The number of a consumer's half of the dQ of tile i, in rings that have a stage for either."""
+    return 2 * i + consumer_id
 
 
 @gluon.jit
-def pass_over(i, count, start, consumer_id: gl.constexpr, own, state):
-    """Leave zeros for tiles that the other consumer alone sees, and dQ of each tile before. Returns the tile after.
-    start: the block's first tile.
-    """
+def pass_over(i, count, consumer_id: gl.constexpr, state):
+    """Leave dQ of tiles that the other consumer alone sees. Returns the tile after."""
     cfg: gl.constexpr = state.cfg
-    none = gl.zeros([cfg.rows, cfg.columns], state.q.dtype, by_rows(cfg.columns, 4))
+    OTHER: gl.constexpr = (1 - consumer_id) * cfg.rows
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
+    none = gl.zeros([cfg.columns, DIMS], gl.float32, accumulator(DIMS))
+    keys = matrix(state.k.index(0)).slice(OTHER, cfg.rows, dim=0)
     for _ in range(0, count):
         i = opaque(i)
         state.queries.wait(i)
         state.queries.release(i)
-        state.used.wait_before(i)
-        state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(none)
-        fence_async_shared()
         state.ready.arrive(i)
-        add_dq(i - 1, start, consumer_id, own, state)
+        state.ready.wait(i)
+        ds = state.ds.index(i & (DS - 1)).slice(OTHER, cfg.rows, dim=0).permute((1, 0))
+        for part in gl.static_range(cfg.consumers):
+            dims = keys.slice(part * DIMS, DIMS, dim=1)
+            dq = warpgroup_mma_wait(0, (warpgroup_mma(ds, dims, none, use_acc=False, is_async=True),))
+            if part == cfg.consumers - 1:
+                state.used.arrive(i)
+            leave_dq(half(i, part), dq, part, state)
         i += 1
     return i
 
 
 @gluon.jit
-def add_tiles(i, begin, end, consumer_id: gl.constexpr, own, block, sums, state):
-    """(the tile after, dK, dV) over some tiles of the list, with dQ of each tile before."""
+def add_alone(i, begin, end, consumer_id: gl.constexpr, own, block, sums, state):
+    """(the tile after, dK, dV) over tiles that the other consumer does not see, which makes their dQ."""
     dk, dv = sums
     j = begin
     for _ in range(begin, end):
         i, j = opaque(i), opaque(j)
         dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state)
-        dq = ask_dq(i - 1, own, state)
-        dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
-        dv, dq = warpgroup_mma_wait(1, (dv, dq))
-        state.used.arrive(i - 1)
-        leave_dq(i - 1, dq, consumer_id, state)
-        dk = warpgroup_mma_wait(0, (dk,))
+        state.used.arrive(i)
+        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
         state.queries.release(i)
         i, j = i + 1, j + 1
+    return i, dk, dv
+
+
+@gluon.jit
+def add_tiles(i, begin, end, consumer_id: gl.constexpr, own, block, sums, state):
+    """(the tile after, dK, dV) over tiles that both consumers see. dQ of each is left while the next one is made."""
+    dk, dv = sums
+    j = begin
+    for _ in range(0, gl.minimum(end - begin, 1)):  # a branch: a loop of at most one turn
+        dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state)
+        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
+        state.queries.release(i)
+        i, j = i + 1, j + 1
+        for _ in range(begin + 1, end):
+            i, j = opaque(i), opaque(j)
+            dv, ds = ask_dv(i, j, consumer_id, own, block, dv, state)
+            dq = ask_dq(i - 1, own, state)
+            dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
+            dv, dq = warpgroup_mma_wait(1, (dv, dq))
+            state.used.arrive(i - 1)
+            leave_dq(half(i - 1, consumer_id), dq, consumer_id, state)
+            dk = warpgroup_mma_wait(0, (dk,))
+            state.queries.release(i)
+            i, j = i + 1, j + 1
+        dq = warpgroup_mma_wait(0, (ask_dq(i - 1, own, state),))
+        state.used.arrive(i - 1)
+        leave_dq(half(i - 1, consumer_id), dq, consumer_id, state)
     return i, dk, dv
 
 
@@ -203,21 +238,19 @@ def walk(t, i, consumer_id: gl.constexpr, own, block, sums, state):
     its keys. Its values are given back as soon as the consumer has read them.
     """
     dk, dv = sums
-    begin, end, count, start = opaque(block.seen.begin), opaque(block.seen.end), opaque(block.tiles), i
-    for _ in range(0, gl.where(begin == 0, gl.minimum(end, 1), 0)):  # the first tile, which has none before
-        dv, ds = ask_dv(i, 0, consumer_id, own, block, dv, state)
-        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
-        state.queries.release(i)
-        i += 1
-    done = i - start  # tiles of the list
+    first, last, count = opaque(block.first), opaque(block.last), opaque(block.tiles)
     left = count * 0
     for _ in range(0, opaque(block.share)):
-        first = gl.maximum(begin, done)
-        last = gl.maximum(end, first)
-        i = pass_over(i, left + first - done, start, consumer_id, own, state)
+        if consumer_id == 0:
+            i = pass_over(i, left, consumer_id, state)
+            i, dk, dv = add_alone(i, 0, first, consumer_id, own, block, (dk, dv), state)
+        else:
+            i = pass_over(i, first, consumer_id, state)
         i, dk, dv = add_tiles(i, first, last, consumer_id, own, block, (dk, dv), state)
-        left = count - last
-        done = 0
+        if consumer_id == 0:
+            left = count - last
+        else:
+            i, dk, dv = add_alone(i, last, count, consumer_id, own, block, (dk, dv), state)
     state.values.release(t)
     return i, opaque(left), dk, dv
 
@@ -251,13 +284,11 @@ def grid_consumer(consumer_id: gl.constexpr, state, bounds):
         leave_bounds(bounds, block.item, consumer_id, state)
         state.keys.wait(t)
         state.values.wait(t)
-        start = i
         i, left, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
         early = gl.minimum(left, 1)
         for _ in range(0, early):  # a branch: a loop of at most one turn
             store_sums((dk, dv), block, consumer_id, state)
-        i = pass_over(i, left, start, consumer_id, own, state)
-        add_dq(i - 1, start, consumer_id, own, state)
+        i = pass_over(i, left, consumer_id, state)
         state.keys.release(t)
         t += 1
         number = state.claims.hear(t, 4)
@@ -269,8 +300,8 @@ def grid_consumer(consumer_id: gl.constexpr, state, bounds):
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def grid_adder(state):
-    """As `bwd_summed.adder`."""
+def grid_adder(consumer_id: gl.constexpr, state):
+    """As `bwd_summed.adder`, of one consumer. Where that passes over tiles it is ahead of the other."""
     cfg: gl.constexpr = state.cfg
     DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
@@ -283,14 +314,12 @@ def grid_adder(state):
         tiles = grid_tiles(scheduler.table, item, cfg)
         for h in range(0, share):
             for j in range(0, tiles.count):
-                at = tiles.place(j, cfg)
-                state.made.wait(i)
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = place_in((batch, head + h), at, consumer_id * DIMS, state)
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
+                where = place_in((batch, head + h), tiles.place(j, cfg), consumer_id * DIMS, state)
+                state.made.wait(half(i, consumer_id))
+                # the copy adds, see `compile.adding`
+                tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
                 tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
+                state.taken.arrive(half(i, consumer_id))
                 i += 1
         t += 1
         number = state.claims.hear(t, 1)
@@ -305,6 +334,6 @@ def bwd_grid(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg:
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([
         (grid_consumer, (0, state, bounds)), (grid_consumer, (1, state, bounds)), (grid_producer, (state, CHAINED)),
-        (grid_adder, (state,)),
-    ], [4, cfg.producer_warps, 1],
-       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
+        (grid_adder, (0, state)), (grid_adder, (1, state)),
+    ], [4, cfg.producer_warps, 1, 1],
+       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip

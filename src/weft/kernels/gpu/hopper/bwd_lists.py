@@ -14,12 +14,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.bwd_loads import load_pair, load_side, visit_of
-from weft.kernels.gpu.hopper.bwd_summed import Summed, leave_part
+from weft.kernels.gpu.hopper.bwd_summed import Summed, add_tile, leave_part
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, run_of, tile_at, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zeros
@@ -183,7 +183,6 @@ def consumer(state):
 def adder(state):
     """Add what the consumer leaves of dQ to memory."""
     cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // PARTS
     scheduler = state.scheduler
     i = 0
     block = 0
@@ -195,13 +194,7 @@ def adder(state):
         for h in range(0, share):
             for j in range(0, tiles_of(run.count, cfg.columns)):
                 place, _ = tile_at(scheduler.table, j, run, cfg)
-                state.made.wait(i)
-                for part in gl.static_range(PARTS):
-                    where = [batch, head + h, place, run.lane, part * DIMS]
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(part))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
+                add_tile(i, [batch, head + h, place, run.lane], state)
                 i += 1
         block += 1
         number = state.claims.hear(block, 1)

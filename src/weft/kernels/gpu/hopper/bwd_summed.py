@@ -28,7 +28,16 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import begin_of, keys_of, range_of, row_bounds, run_of, tiles_of, turned
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
+from weft.kernels.gpu.hopper.ops.layouts import (
+    accumulator,
+    boxes,
+    by_rows,
+    exchanged,
+    first_factor,
+    matrix,
+    odd_rows_exchanged,
+    tiles,
+)
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import Claims, TileScheduler, claims
 from weft.kernels.gpu.hopper.ops.stats import ones
@@ -276,19 +285,6 @@ def ask_dq(i, own, state):
 
 
 @gluon.jit
-def odd_rows_exchanged(x):
-    """x (rows, columns) with the halves of each 32 columns of odd rows exchanged: see `layouts.exchanged`."""
-    ROWS: gl.constexpr = x.type.shape[0]
-    COLUMNS: gl.constexpr = x.type.shape[1]
-    parts = gl.permute(gl.reshape(x, [ROWS, COLUMNS // 32, 2, 16]), (0, 1, 3, 2))
-    low, high = gl.split(parts)
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, low.type.layout)))
-    odd = gl.expand_dims(gl.expand_dims(row & 1, 1), 2) != 0
-    parts = gl.join(gl.where(odd, high, low), gl.where(odd, low, high))
-    return gl.convert_layout(gl.reshape(gl.permute(parts, (0, 1, 3, 2)), [ROWS, COLUMNS]), x.type.layout)
-
-
-@gluon.jit
 def leave_part(i, dq, part: gl.constexpr, state):
     """Leave a part of the dQ of tile i of the ring in shared memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
@@ -387,10 +383,22 @@ def consumer(consumer_id: gl.constexpr, state):
 
 # ---- dQ --------------------------------------------------------------------------------------------------------------
 @gluon.jit
+def add_tile(i, where, state):
+    """Have the dQ of tile i of the ring added to memory, once all parts of it were left. where: its box."""
+    PARTS: gl.constexpr = state.sums.shape[0]
+    DIMS: gl.constexpr = state.cfg.width // PARTS
+    state.made.wait(i)
+    for part in gl.static_range(PARTS):
+        box = [where[0], where[1], where[2], where[3], part * DIMS]
+        tma.async_copy_shared_to_global(state.dq_box, box, state.sums.index(part))  # it adds, see `compile.adding`
+    tma.store_wait(0)  # until it has been read
+    state.taken.arrive(i)
+
+
+@gluon.jit
 def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
-    DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
     t = 0
@@ -404,14 +412,8 @@ def adder(state):
         begin = begin_of(gl.load(item), first, run.count, cfg.columns)
         for h in range(0, share):
             for j in range(0, n):
-                state.made.wait(i)
                 place = run.place + turned(begin + j, n) * cfg.columns
-                for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, place, run.lane, consumer_id * DIMS]
-                    # the copy adds, see `compile.adding`
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
-                tma.store_wait(0)  # until it has been read
-                state.taken.arrive(i)
+                add_tile(i, [batch, head + h, place, run.lane], state)
                 i += 1
         t += 1
         number = state.claims.hear(t, 1)
@@ -428,11 +430,12 @@ def memory_of(Stats, read, outputs, scheduler, sizes, cfg: gl.constexpr):
     ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
     of_ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
     sums = boxes(outputs[2], CONSUMERS)
+    ADDERS: gl.constexpr = CONSUMERS if cfg.axes else 1  # on grids each consumer has one of its own
     return Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, of_ones, sums, channel(1, 1, CONSUMERS),
         channel(1, 1, CONSUMERS), channel(cfg.stages, cfg.fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
-        ring(1, CONSUMERS), ring(1, 1), scheduler, claims(outputs[3], CONSUMERS + 1), sizes[0], sizes[1], sizes[2],
-        read[0], read[1], read[2], read[3], outputs[2],
+        ring(ADDERS, CONSUMERS // ADDERS), ring(ADDERS, 1), scheduler, claims(outputs[3], CONSUMERS + ADDERS),
+        sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results leave registers.
+    query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results lie where it lay.
     makes: of dQ, dK and dV, one alone where a launch makes each.
     key_stages: of a backward's ring of keys alone, 0: `stages`. row_max: what a forward takes off scores; "none": 0.
     "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the

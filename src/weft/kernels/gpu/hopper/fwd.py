@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.gpu.hopper.fwd_grid import grid_producer, grid_sums, store_grid_block
@@ -25,7 +25,7 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, place_of, range_of, rows_seen, tiles_of
 from weft.kernels.gpu.hopper.ops.broadcast import broadcast
 from weft.kernels.gpu.hopper.ops.channel import barriers, channel
-from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_columns, store_result
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_result
 from weft.kernels.gpu.hopper.ops.layouts import WARPS, accumulator, boxes, flat, marks, matrix, sides, zeros
 from weft.kernels.gpu.hopper.ops.mask import Cut
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, largest_rounded, with_sink
@@ -183,16 +183,11 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def store_block(out, result, rows, place, consumer_id, state):
-    """Write the consumer's rows: whole tiles by a descriptor where there is one, and from registers where results have
-    no memory of their own. place: the block's, and its lane.
-    """
+def store_block(result, rows, place, consumer_id, state):
+    """Write the consumer's rows, whole tiles by a descriptor where there is one. place: the block's, and its lane."""
     cfg: gl.constexpr = state.cfg
-    if cfg.query_stages == 1:
-        store_columns(out, state.Out, rows, consumer_id, 0, cfg.dv)
-    else:
-        where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
-        store_result(result, where, rows, rows.height >= consumer_id * cfg.rows + cfg.rows, consumer_id, state)
+    where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
+    store_result(result, where, rows, rows.height >= consumer_id * cfg.rows + cfg.rows, consumer_id, state)
 
 
 @gluon.jit
@@ -233,7 +228,8 @@ def consumer(consumer_id, state):
                 i, sums, keys, after = overlapped_sums(i, consumer_id, item, t, state, scoring)
             else:
                 i, sums, keys, after = sums_of(i, consumer_id, item, t, state, scoring)
-        queries.release(t)
+        if cfg.query_stages > 1:
+            queries.release(t)
         if not cfg.overlapped:
             i = state.tiles.pass_over(i, after)
         if not cfg.short:
@@ -245,7 +241,7 @@ def consumer(consumer_id, state):
         marked = marked | wild.to(gl.int32)
         if cfg.query_stages > 1:
             tma.store_wait(0)  # for the result of the block before
-            matrix(result).store(out)
+        matrix(result).store(out)
         if cfg.axes:
             store_grid_block(result, (batch, head), item, consumer_id, state)
             row = rows.token
@@ -254,9 +250,13 @@ def consumer(consumer_id, state):
                 place, lane = place_of(item, 0, cfg.terms)
             # the step is hidden, so that no address is made before all blocks, and held
             own = Rows(batch, head, origin + start, height, opaque(pace))
-            store_block(out, result, own, (place, lane), consumer_id, state)
+            store_block(result, own, (place, lane), consumer_id, state)
             # after the fence, which waits for what was stored before it
             row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
+        if cfg.query_stages == 1:
+            fence_async_shared()  # between results, which these threads wrote, and the queries that come there
+            tma.store_wait(0)
+            queries.release(t)
         gl.store(Lse + (batch.to(gl.int64) * state.heads + head) * state.length + row, lse, mask=valid)
         t += 1
     state.overflow.index(consumer_id).store(gl.expand_dims(written_before(marked), 1))

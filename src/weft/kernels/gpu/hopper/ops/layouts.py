@@ -67,6 +67,19 @@ def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def odd_rows_exchanged(x):
+    """x (rows, columns) with the halves of each 32 columns of odd rows exchanged: see `exchanged`."""
+    ROWS: gl.constexpr = x.type.shape[0]
+    COLUMNS: gl.constexpr = x.type.shape[1]
+    parts = gl.permute(gl.reshape(x, [ROWS, COLUMNS // 32, 2, 16]), (0, 1, 3, 2))
+    low, high = gl.split(parts)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, low.type.layout)))
+    odd = gl.expand_dims(gl.expand_dims(row & 1, 1), 2) != 0
+    parts = gl.join(gl.where(odd, high, low), gl.where(odd, low, high))
+    return gl.convert_layout(gl.reshape(gl.permute(parts, (0, 1, 3, 2)), [ROWS, COLUMNS]), x.type.layout)
+
+
+@gluon.jit
 def tiles(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr):
     """Shared memory for so many tiles, as products read them."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], dtype)
