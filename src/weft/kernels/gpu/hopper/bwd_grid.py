@@ -152,7 +152,7 @@ def ask_dv(i, j, consumer_id: gl.constexpr, own, block, dv, state):
     seen = ()
     for a in gl.static_range(cfg.axes):
         seen = seen + (own.bounds.index(consumer_id * cfg.axes + a).load(gl.SliceLayout(1, layout)),)  # noqa: RUF005
-    words, bit = grid_words(word, GridCut(block.words, seen), columns, cfg)
+    words, bit = grid_words(word, GridCut(block.words, seen, ()), columns, cfg)
     x = warpgroup_mma_wait(2, (x,))
     if (j < block.below) | (j >= block.beyond):
         x = masked(x, words, bit, float("-inf"))
