@@ -7,10 +7,9 @@ are first factors in registers. Each of two consumers has half of a block's keys
 registers.
 
 dQ of a tile is a sum over all keys of a block. So each consumer leaves its dS, (rows of keys, queries), in shared
-memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K. It does so a tile
-later, so that it seldom waits for the other. The product goes to shared memory too, and a warp of its own has it added
-to dQ in float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of a tile; this
-one makes five.
+memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K, a tile later: so
+it seldom waits for the other. The product goes to shared memory too, and a warp of its own has it added to dQ in
+float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of a tile, this one five.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class Summed:
     the dQ of a tile, in parts of its dims, as many as there are consumers.
 
     keys, values: the channels of k and of v; queries: that of q, do and stats. ready: all consumers left dS of a tile;
-    used: all have read it. made: dQ of a tile was left; taken: the adder's copies have read it. heads, length: of
-    queries. `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and
-    neither `ones` nor `used`.
+    used: all have read it. made: dQ of a tile was left; taken: copies have read it. heads, length: of queries.
+    `bwd_lists` has one consumer, dS of one tile, two parts of dQ, two numbers of each query for `stats`, and neither
+    `ones` nor `used`.
     """
 
     cfg: gl.constexpr
