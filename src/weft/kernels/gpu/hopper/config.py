@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.kernels.gpu.spec import KernelSpec
@@ -128,7 +128,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
-            listed=spec.rank == 0, **_boxed(replace(spec, one_across=False)),  # what rows see is in shared memory
+            listed=spec.rank == 0, **_boxed(spec),
         )  # fmt: skip
     if spec.boxes:
         return _boxes(spec, "both")
