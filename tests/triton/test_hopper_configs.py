@@ -21,7 +21,7 @@ from .specs import card
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
-FEW = 10  # accesses of local memory in all loops of the two consumers, of results that are written too
+FEW = 24  # accesses of local memory in all loops of the two consumers, of results that are written too
 ONE_BY_ONE = 0.5  # waits for products over products: about 1 where the assembler runs them one by one
 CASES = [
     (64, "float16", CONFIGS["forward"]),

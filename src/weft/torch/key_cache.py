@@ -89,9 +89,7 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
         out = weft.decode_attention(q, k_cache, v_cache, mask, count)
         out = weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table=table)
     """
-    # kernels read memory, where a lazily negated view holds the other sign
-    caches = tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in (q, k_cache, v_cache))
-    counts = _Counts(key_count, offset, window, ring, block_table)
+    caches, counts = _resolved((q, k_cache, v_cache)), _Counts(key_count, offset, window, ring, block_table)
     given: dict[str, Any] = {"scale": scale, "softcap": softcap, "backend": backend}
     given |= {"sinks": sinks, "alibi_slopes": alibi_slopes}
     if not isinstance(key_count, Tensor):
@@ -102,6 +100,11 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
     found = _find(key) or _prepare(key, caches, mask, counts, given)
     out, lse = found.run(caches, counts, (sinks, alibi_slopes))
     return (out, lse) if return_lse else out
+
+
+def _resolved(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors as memory has them: kernels read it, where a lazily negated view holds the other sign."""
+    return tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in tensors)
 
 
 class _Counts(NamedTuple):

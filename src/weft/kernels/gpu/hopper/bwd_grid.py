@@ -2,8 +2,8 @@
 """All gradients on a grid in one walk for each block of keys, as `bwd_summed` has them on lines.
 
 A block's keys and tiles of queries are boxes, and a list says which tiles there are (`tables.grid_ranges`). The two
-consumers have a part of the box each, so some tiles are seen by one of them alone: the first ones of the list by the
-first, the last ones by the second. The other then makes all of dQ.
+consumers have a part of the box each, so some tiles are seen by one of them alone. These are the first ones of the list
+for the first, and the last ones for the second. The other consumer then makes all of dQ.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ are first factors in registers. Each of two consumers has half of a block's keys
 registers.
 
 dQ of a tile is a sum over all keys of a block. So each consumer leaves its dS, (rows of keys, queries), in shared
-memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K, a tile later: so
-it seldom waits for the other. The product goes to shared memory too, and a warp of its own has it added to dQ in
-float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of a tile, this one five.
+memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K. It does so a tile
+later, so that it seldom waits. That product is left in shared memory too, and a warp of its own has it added to dQ in
+float32 by reducing copies (`weft.kernels.gpu.compile.adding`). So a tile has five products; two kernels make seven.
 """
 
 from __future__ import annotations
@@ -287,10 +287,10 @@ def ask_dq(i, own, state):
 def leave_part(i, dq, part: gl.constexpr, state):
     """Leave a part of the dQ of tile i of the ring in shared memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
-    COLUMNS: gl.constexpr = dq.type.shape[1]
+    DIMS: gl.constexpr = dq.type.shape[1]
     dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    state.sums.index(part)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+    state.sums.index(part)._reinterpret(gl.float32, [ROWS, DIMS], exchanged(ROWS, DIMS)).store(dq)
 
 
 @gluon.jit
@@ -303,9 +303,7 @@ def leave_dq(i, dq, consumer_id: gl.constexpr, state):
 
 @gluon.jit
 def walk(t, i, block, consumer_id: gl.constexpr, own, sums, state):
-    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. Its values are given
-    back as soon as nothing reads them.
-    """
+    """(tiles so far, dK, dV) over block t's tiles of queries, of all heads that share its keys."""
     n, j = block.tiles, block.begin
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
