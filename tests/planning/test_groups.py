@@ -145,17 +145,18 @@ def grid_plan(shape, size, d=128, dtype="bfloat16", heads=(2, 2), **more):
     "shape, size, d", [((64, 64), (31, 31), 128), ((16, 32, 32), (8, 12, 12), 128), ((64, 64), (7, 7), 64)]
 )
 def test_grids_go_by_groups(shape, size, d):
-    """Forward; two kernels of tiles make gradients."""
+    """Gradients too: at D=64 in two kernels, at D=128 in one walk."""
     plan = grid_plan(shape, size, d, heads=(16, 16))
+    assert all((plan.specialised(one) is not None) == (d == 64) for one in ("dq", "dkdv"))
     assert plan.specialised("forward") is not None
-    assert not plan.sums_by_groups
+    assert plan.sums_by_groups == (d == 128)
 
 
 @pytest.mark.parametrize(
     "changed, reason",
     [
-        ({"d": 256}, "D=64 and 128 in bfloat16"),
-        ({"dtype": "float16"}, "D=64 and 128 in bfloat16"),
+        ({"d": 256}, "D=128 too, in bfloat16"),
+        ({"dtype": "float16"}, "D=128 too, in bfloat16"),
         ({"shape": (8, 16, 16), "size": (4, 4, 4), "heads": (4, 2)}, "heads share keys"),
         ({"dilation": 2}, "not one grid as it comes"),
     ],

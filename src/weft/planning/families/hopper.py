@@ -139,11 +139,9 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 def _no_grid(asked: Pass, config: Tiling) -> str:
     """Why there is no kernel for a grid; "" where there is."""
-    if config not in (*OF_GRIDS, *BOXED.values()) or (
-        asked.direction == "forward" and asked.problem.dtype != "bfloat16"
-    ):
+    if config not in (*OF_GRIDS, *BOXED.values()) or asked.problem.dtype != "bfloat16":
         # of float16 the largest score of a row's first tiles is taken off, in which many rows of a grid see no key
-        return f"its forwards of grids are at D={CONFIGS_AT} and {WIDE_AT} in bfloat16, gradients at D={CONFIGS_AT}"
+        return f"its kernels of grids are at D={CONFIGS_AT}, and forwards at D={WIDE_AT} too, in bfloat16"
     return _no_boxes(asked, asked.planned(config)) or _no_order(_counted(asked, config), True)
 
 

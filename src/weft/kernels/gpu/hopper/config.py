@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.kernels.gpu.spec import KernelSpec
@@ -128,7 +128,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
-            listed=spec.rank == 0, **_boxed(replace(spec, one_across=False)),  # what rows see is in shared memory
+            listed=spec.rank == 0, **_boxed(spec),
         )  # fmt: skip
     if spec.boxes:
         return _boxes(spec, "both")
@@ -144,7 +144,7 @@ def _boxes(spec: KernelSpec, makes: str) -> Config:
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=1, consumer_registers=240, producer_registers=24, makes=makes, lse_gradient=spec.lse_gradient,
-        with_delta=makes == "dq" and spec.leaves_delta, **_boxed(spec),
+        with_delta=makes == "dq" and spec.leaves_delta, one_across=spec.one_across, **_boxed(spec),
     )  # fmt: skip
 
 
@@ -185,16 +185,14 @@ def _forward(spec: KernelSpec) -> Config:
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted, listed=spec.rank == 0,
-        **_boxed(spec),
+        one_across=spec.one_across, **_boxed(spec),
     )  # fmt: skip
 
 
 def _boxed(spec: KernelSpec) -> dict[str, Any]:
     """What is said of a grid."""
     box, tile_box = spec.boxes or ((), ())
-    return {
-        "box": box, "tile_box": tile_box, "one_across": spec.one_across, "batch_by_places": spec.batch_by_places,
-    }  # fmt: skip
+    return {"box": box, "tile_box": tile_box, "batch_by_places": spec.batch_by_places}
 
 
 OF_DIRECTION = {
