@@ -114,6 +114,7 @@ ELSEWHERE = {
     ("weft.kernels.gpu.compile.dedup", "UnsupportedKernel"): "tests/triton/test_shared_code.py",
     ("weft.kernels.gpu.documents.spec", "UnsupportedError"): "tests/gpu/test_oracle_documents.py",
     ("weft.kernels.gpu.score.slots", "UnsupportedError"): "tests/kernels/test_biases.py",
+    ("weft.kernels.gpu.configure", "UnsupportedKernel"): "tests/triton/test_options.py",
     ("weft.kernels.gpu.tables.pack", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
     ("weft.napkin.emit", "RelabelError"): "tests/napkin/test_diagram.py",
     ("weft.napkin.execute", "RelabelError"): "tests/napkin/test_relabel.py",

@@ -37,6 +37,7 @@ from .specs import (
     options_of,
     ordinary,
     specs_towards,
+    square,
 )
 from .specs import CALLS as COMMON
 from .specs import specs_of as specs_of_call
@@ -172,7 +173,7 @@ def compiled_here():
     """The KernelSpecs that tests of this file compile, but for what is wide."""
     for target, direction, call in narrow_cases():
         yield from specs_towards(CALLS[call], direction, target)
-    for call in (*BY_WALKS.values(), OF_BLOCKS):
+    for call in (*BY_WALKS.values(), OF_BLOCKS, SMALL_GRID):
         yield from specs_of_call(call, card("sm_90"))
     yield from (replace(gradients_of(SHORT)[0], **wanted) for wanted in WALKS)
 
@@ -282,6 +283,20 @@ def test_two_programs_of_a_list_of_blocks_fit_side_by_side(tmp_path, monkeypatch
         assert 2 * (taken.shared + RESERVED) <= (SHARED["sm_90"] + 1) * 1024
         assert taken.registers == 128 and taken.waits < 0.2
     assert forward.inside == 0 and gradients.inside <= 6
+
+
+SMALL_GRID = square(weft.neighborhood((64, 64), (7, 7)), length=4096, heads=(8, 8), batch=8)  # programs compute one box
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("direction", ["forward", "dq", "keys"])
+def test_programs_of_one_box_fit_side_by_side(direction, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    (spec,) = specs_towards(SMALL_GRID, direction)
+    assert spec.groups == 1 and spec.rank == 2
+    (taken,) = compile_one("sm_90", [spec])
+    assert 3 * (taken.shared + RESERVED) <= (SHARED["sm_90"] + 1) * 1024
+    assert taken.registers <= 80 and taken.inside == 0
 
 
 @pytest.mark.more

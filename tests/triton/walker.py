@@ -39,7 +39,7 @@ def walk_wave(wave, lengths):
 
 def form_of(wave):
     """What the code of a wave's kernel says of its tables; terms are walked one after the other."""
-    rank, tiling, formula, listed, _, ordered, _ = wave.kind
+    rank, tiling, formula, listed, _, ordered, *_ = wave.kind
     more, packed = wave.more and not wave.several, wave.place is None
     return Form(
         rank, tiling.rows, tiling.cols, formula, wave.lines, listed, wave.several, more, 1, packed, ordered=ordered
