@@ -145,7 +145,7 @@ def blocks_of(C: tl.constexpr, made, sizes, group, programs):
         rank += tl.sum((before & (theirs >= 0)[None, :]).to(tl.int32), 1)
         total += tl.sum((theirs >= 0).to(tl.int32), 0)
         longest, whole = tl.maximum(longest, tl.max(theirs, 0)), whole + tl.sum(tl.maximum(theirs, 0), 0)
-    last = tl.minimum(heads, tl.cdiv(LAST * programs * longest, LAST_OF * tl.maximum(whole, 1)))
+    last = tl.minimum(tl.cdiv(longest * programs * LAST, tl.maximum(whole, 1) * LAST_OF), heads)
     listed = number < (made.tiles if C.of_keys else total)
     for one in range(heads):
         head = number * 0 + one
