@@ -1,36 +1,23 @@
 """Programs of attention: which memory they name, what goes before and after their launches, and which launches."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from unittest import mock
 
 import pytest
 import torch
-from tests.triton.specs import CALLS, WITH_MORE, Call, card, programs_of
+from tests.triton.specs import CALLS, WITH_MORE, Call, programs_of
 
 import weft
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu import select
 from weft.kernels.gpu.compile import load
 from weft.kernels.gpu.layout import Layout, Options, Vector, dense_rows, rows_like
-from weft.kernels.gpu.program import (
-    Convert,
-    Descriptor,
-    Fill,
-    Given,
-    Known,
-    Launch,
-    OnDevice,
-    Pointer,
-    Slot,
-    row_major,
-)
+from weft.kernels.gpu.program import Convert, Descriptor, Fill, Given, Known, Launch, OnDevice, Pointer, row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
-from weft.kernels.gpu.scaling import scaled
 from weft.kernels.gpu.sinks import ALONE, TILE
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.split_kv.spec import Counts
@@ -182,24 +169,6 @@ def test_dq_of_the_kernel_of_keys_only_where_order_is_free(one_kernel, determini
     )
     assert after(program) == []
     assert ("dq_float32" in named(program, "workspace")) == together
-
-
-def test_sums_that_lie_otherwise_are_converted():
-    """The kernel that scales sums of dQ takes them as they lie, in units without gaps."""
-    sums = Slot.dense("sums", "workspace", "float32", (2, 3, 5, 8))
-    result = replace(sums, name="dq", dtype="bfloat16")
-    turned = replace(result, strides=(120, 8, 24, 1))
-    scaled_by = partial(scaled, scale=0.5, target=card("sm_90"))
-    assert scaled_by(sums, result).named["units"] == Known(30)
-    assert scaled_by(replace(sums, strides=turned.strides), turned).written == ("dq",)
-    for other in (
-        turned,
-        replace(result, dtype="float32"),
-        replace(result, strides=(240, 80, 16, 1)),
-        replace(result, shape=(2, 3, 5, 1), strides=(15, 5, 1, 1)),
-    ):
-        same = replace(sums, shape=other.shape, strides=sums.strides if other is turned else other.strides)
-        assert scaled_by(same, other) == Convert("sums", "dq", 0.5)
 
 
 def test_rows_of_keys_may_be_several_items_of_one_kernel():

@@ -10,8 +10,8 @@ Blocks of causal attention differ far more. At wide heads the longest blocks of 
 one round are exchanged for as long as the busiest program gains: 1.03 of the mean becomes 1.003.
 
 Programs whose blocks add to dQ claim them (`hopper.ops.scheduler.Claims`). So all work on the same few heads at a
-time, whose Q, dO and dQ are in the second-level cache. Programs that have lists of their own drift apart: of 40 heads
-in chunks of 8,192 tokens they would ask memory for 4.4 TB/s. The last blocks are claimed longest first, so that
+time, whose Q, dO and dQ are in the second-level cache. Programs that have lists of their own drift apart, and
+meet many heads at a time (benchmarks/notes/warp-groups.md, W111). The last blocks are claimed longest first, so that
 programs end together.
 """
 

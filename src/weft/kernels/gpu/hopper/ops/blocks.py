@@ -46,8 +46,7 @@ def tiles_of(count, TILE: gl.constexpr):
 def begin_of(start, first, count, TILE: gl.constexpr):
     """The tile of a run of so many columns from `first` on at which a walk of a block from row `start` on begins.
 
-    Blocks that run side by side then add to different places. Where all began at a run's first tile, additions to one
-    place would wait for each other.
+    Blocks that run side by side then add to different places. Full attention takes 0.99 of the time (W116).
     """
     return gl.maximum(start - first, 0) // TILE % gl.maximum(tiles_of(count, TILE), 1)
 
